@@ -126,18 +126,19 @@ def condemn(view: TxView, txids: Sequence[bytes]) -> list[bytes]:
     return condemned
 
 
-def readmit(view: TxView, txid: bytes, wanted: Mapping[int, bytes] | None = None) -> None:
+def readmit(view: TxView, txid: bytes, wanted: Mapping[int, bytes] | None = None) -> bool:
     """Let a conflicting transaction claim its inputs again, all or none, and wait for a block.
 
-    `wanted` are hashes of what it spends, by the numbers of the inputs.
+    `wanted` are hashes of what it spends, by the numbers of the inputs. Returns False if it is not conflicting.
 
     Raises:
         TxFault: `TX_NOT_FOUND`; `IN_CHAIN`: it failed in the active chain; `UTXO_ERROR` with every input it can't
         claim.
     """
-    if view.need(txid).conflicting:
-        refuse_if_in_chain(view, txid)
-        inputs = view.inputs(txid)
-        # A parent that is gone was spent by others: it is no excuse here.
-        spend(view, txid, inputs, view.height + 1, wanted=wanted, is_new=True)
-        set_conflicting(view, txid, on=False)
+    if not view.need(txid).conflicting:
+        return False
+    refuse_if_in_chain(view, txid)
+    # A parent that is gone was spent by others: it is no excuse here.
+    spend(view, txid, view.inputs(txid), view.height + 1, wanted=wanted, is_new=True)
+    set_conflicting(view, txid, on=False)
+    return True

@@ -22,6 +22,7 @@ from handlers.events import Tx, TxSubmitted
 from handlers.new_records import claim_inputs, known, large, size_of
 from handlers.removal import Removal
 from handlers.spending import Rules, TxFault
+from handlers.states import Status
 from handlers.transactions import TxView
 from storage.pool_layout import Record, claimant
 
@@ -77,7 +78,7 @@ async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
     raise await write(lambda view: evictor.refusal(view, evicted))
 
 
-Tell = Callable[[TxView, bytes, str, int | None, AnyCause], None]  # transaction, status, height or None, cause
+Tell = Callable[[TxView, bytes, Status, int | None, AnyCause], None]  # transaction, status, height or None, cause
 
 
 class Evictor:

@@ -124,11 +124,13 @@ def _do(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
         case OutputReassigned():
             name = blake2b((view.row(event.outpoint) or b"")[:HASH] + event.address, digest_size=HASH).digest()
             states.reassign(view, event.outpoint, name, event.address)
+        case TxConflicting(value=True):
+            for txid in conflicts.condemn(view, event.txids):
+                tx_blocks.tell(view, txid, "conflicting", cause=Decided())
         case TxConflicting():
-            for txid in conflicts.condemn(view, event.txids) if event.value else event.txids:
-                if not event.value:
-                    conflicts.readmit(view, txid)
-                tx_blocks.tell(view, txid, "conflicting" if event.value else "pending", cause=Decided())
+            for txid in event.txids:
+                if conflicts.readmit(view, txid):
+                    tx_blocks.tell(view, txid, "pending", cause=Decided())
         case WinnersDecided():
             for txid in conflicts.decide(view, event.txids, view.height + 1):
                 tx_blocks.tell(view, txid, "pending" if txid in event.txids else "conflicting", cause=Decided())

@@ -136,29 +136,6 @@ def frozen(row: bytes) -> bool:
     return row[HASH:] == FROZEN
 
 
-# --- freezing ----------------------------------------------------------------------------------------------------
-
-
-def freeze_fault(row: bytes | None, wanted: bytes | None) -> Fault | None:
-    """Return why an output can't be frozen."""
-    if row is None:
-        return Fault("UTXO_NOT_FOUND")
-    if wanted is not None and row[:HASH] != wanted:
-        return Fault("UTXO_HASH_MISMATCH")
-    if len(row) == HASH:
-        return None
-    return Fault("ALREADY_FROZEN") if frozen(row) else Fault("SPENT", claimant(row))
-
-
-def thaw_fault(row: bytes | None, wanted: bytes | None) -> Fault | None:
-    """Return why an output can't be unfrozen or reassigned."""
-    if row is None:
-        return Fault("UTXO_NOT_FOUND")
-    if wanted is not None and row[:HASH] != wanted:
-        return Fault("UTXO_HASH_MISMATCH")
-    return None if frozen(row) else Fault("UTXO_NOT_FROZEN")
-
-
 # --- being forgotten ---------------------------------------------------------------------------------------------
 
 

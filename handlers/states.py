@@ -1,14 +1,64 @@
-"""The state of a transaction: mined, locked, frozen, preserved, conflicting; what changes though nothing is spent."""
+"""The statuses of a transaction and all changes of them, as one table; and what messages change of its record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from types import NoneType
+from typing import Literal, NamedTuple
 
 from handlers import spending
+from handlers.causes import (
+    BlockRolledBack,
+    Cause,
+    Decided,
+    DoubleSpend,
+    Expired,
+    InBlock,
+    ParentLost,
+    Submitted,
+    Withdrawn,
+)
 from handlers.spending import Fault, Mined, TxFault
 from handlers.transactions import PLACEHOLDER, Held, TxView, show
-from storage.pool_layout import FROZEN, HASH, HIGHEST, OutPoint, Page, Record
+from storage.pool_layout import FROZEN, HASH, HIGHEST, OutPoint, Page, Record, claimant
 from storage.reassigned import Given, Moves, Reassignment
+
+Status = Literal["pending", "mined", "conflicting", "withdrawn", "pruned"]
+Claims = Literal["held", "released", "kept"]  # on what it spends: all of them, none, or as before
+RecoveryRow = Literal["waits", "reopens", "mined", "lost", "gone"]
+
+
+class Move(NamedTuple):
+    """A change of a transaction's status, for one cause; `row` is what happens to its row of the recovery tables.
+
+    A status before of None is that of a transaction of which no fact has told. No fact tells that a block has one
+    without a record.
+    """
+
+    cause: type[Cause] | type[None]
+    before: tuple[Status | None, ...]
+    status: Status
+    claims: Claims
+    row: RecoveryRow | None
+
+
+_GONE: tuple[Status | None, ...] = (None, "withdrawn", "pruned")
+_ANY: tuple[Status | None, ...] = (*_GONE, "pending", "mined", "conflicting")
+MOVES = (
+    Move(Submitted, (*_GONE, "conflicting"), "pending", "held", "waits"),
+    Move(InBlock, _ANY, "mined", "kept", "mined"),  # the chain tells what it spends; `TxMined` changes no claim
+    Move(BlockRolledBack, (*_GONE, "mined", "conflicting"), "pending", "held", "reopens"),
+    Move(NoneType, ("mined",), "pending", "held", "waits"),  # `TxMined` with `unset`
+    Move(Decided, ("conflicting",), "pending", "held", "waits"),
+    Move(Decided, _ANY, "conflicting", "released", "lost"),
+    Move(DoubleSpend, _ANY, "conflicting", "released", "lost"),
+    Move(ParentLost, _ANY, "conflicting", "released", "lost"),
+    Move(NoneType, _ANY, "conflicting", "kept", "lost"),  # it failed in its block, which gives it the collateral
+    Move(Withdrawn, ("pending", "conflicting"), "withdrawn", "released", "gone"),
+    Move(Withdrawn, ("pending", "conflicting"), "pruned", "released", "gone"),  # evicted: there are too many
+    Move(Expired, ("pending", "conflicting"), "pruned", "released", "gone"),
+    Move(NoneType, (*_GONE, "mined", "conflicting"), "pruned", "kept", None),  # by the pruner
+)
+BY_FACT = {(move.status, move.cause): move for move in MOVES}
 
 
 def set_mined(view: TxView, txid: bytes, at: Mined, *, longest: bool = True, unset: bool = False) -> list[int]:
@@ -103,41 +153,39 @@ def set_locked(view: TxView, txid: bytes, *, on: bool) -> int:
     return record.pages
 
 
-def freeze(view: TxView, outpoint: OutPoint, wanted: bytes | None = None) -> None:
+def freeze(view: TxView, outpoint: OutPoint) -> None:
     """Let nobody spend an output.
 
     Raises:
-        TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `UTXO_HASH_MISMATCH`, `ALREADY_FROZEN`, or `SPENT`.
+        TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `ALREADY_FROZEN`, or `SPENT`.
     """
-    held, *_ = _find(view, outpoint, wanted, spending.freeze_fault)
+    held, *_, row = _find(view, outpoint)
+    if spending.frozen(row):
+        raise _fault(outpoint, Fault("ALREADY_FROZEN"))
+    if len(row) > HASH:
+        raise _fault(outpoint, Fault("SPENT", claimant(row)))
     view.claim(held, outpoint[1], FROZEN)
 
 
-def unfreeze(view: TxView, outpoint: OutPoint, wanted: bytes | None = None) -> None:
+def unfreeze(view: TxView, outpoint: OutPoint) -> None:
     """Let an output be spent again.
 
     Raises:
-        TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `UTXO_HASH_MISMATCH`, or `UTXO_NOT_FROZEN`.
+        TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, or `UTXO_NOT_FROZEN`.
     """
-    held, *_ = _find(view, outpoint, wanted, spending.thaw_fault)
+    held, *_ = _find_frozen(view, outpoint)
     view.claim(held, outpoint[1], b"")
 
 
-def reassign(
-    view: TxView,
-    outpoint: OutPoint,
-    new_hash: bytes,
-    address: bytes,
-    wanted: bytes | None = None,
-) -> None:
+def reassign(view: TxView, outpoint: OutPoint, new_hash: bytes, address: bytes) -> None:
     """Give a frozen output to another owner, whose it is `reassign_delay` blocks from now.
 
     Raises:
         TxFault: as `unfreeze`.
     """
-    _find(view, outpoint, wanted, spending.thaw_fault)
+    _find_frozen(view, outpoint)
     view.need(outpoint[0])
-    held, page, number, slot, row = _find(view, outpoint, wanted, spending.thaw_fault)
+    held, page, number, slot, row = _find_frozen(view, outpoint)
     height = view.height
     view.rows.put_name(held.txid, held.record, number, slot, new_hash)
     view.rows.put_claim(held.txid, number, slot, None)
@@ -157,26 +205,30 @@ def _first_owner(view: TxView, outpoint: OutPoint) -> bytes | None:
     return view.chain.paid(view.txn, found, outpoint[1])[0]
 
 
-def _find(
-    view: TxView,
-    outpoint: OutPoint,
-    wanted: bytes | None,
-    fault_of: Callable[[bytes | None, bytes | None], Fault | None],
-) -> tuple[Held, Page, int, int, bytes]:
-    """Return an output's transaction, page and slot, unless that has a fault.
+def _find(view: TxView, outpoint: OutPoint) -> tuple[Held, Page, int, int, bytes]:
+    """Return an output's transaction, page and slot.
 
     Raises:
-        TxFault: `TX_NOT_FOUND`, or the fault's code.
+        TxFault: `TX_NOT_FOUND` or `UTXO_NOT_FOUND`.
     """
     held = view.get(outpoint[0])
     if held is None:
         raise TxFault("TX_NOT_FOUND", f"transaction {outpoint[0].hex()} is not known")
     page, number, slot, row = view.slot(held, outpoint[1])
-    fault = fault_of(row, wanted)
-    if fault is not None or row is None:
-        fault = fault or Fault("UTXO_NOT_FOUND")
-        raise TxFault(fault.code, f"{show(outpoint)}: {fault.code}", inputs={0: fault}, outpoints=[outpoint])
+    if row is None:
+        raise _fault(outpoint, Fault("UTXO_NOT_FOUND"))
     return held, page, number, slot, row
+
+
+def _find_frozen(view: TxView, outpoint: OutPoint) -> tuple[Held, Page, int, int, bytes]:
+    found = _find(view, outpoint)
+    if not spending.frozen(found[-1]):
+        raise _fault(outpoint, Fault("UTXO_NOT_FROZEN"))
+    return found
+
+
+def _fault(outpoint: OutPoint, fault: Fault) -> TxFault:
+    return TxFault(fault.code, f"{show(outpoint)}: {fault.code}", inputs={0: fault}, outpoints=[outpoint])
 
 
 def preserve(view: TxView, txid: bytes, until: int) -> bool:

@@ -19,7 +19,7 @@ from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
 from handlers.eviction import Evictor
 from handlers.reconcile import Repair
 from handlers.removal import Removal
-from handlers.states import set_conflicting
+from handlers.states import Status, set_conflicting
 from handlers.transactions import Transactions, TxView, now, show
 from handlers.undoing import Undone, take_back
 from storage.disk import Txn
@@ -93,7 +93,7 @@ class TxBlocks:
             log.info("unmined_reloaded", waiting=waiting, creations_finished=finished, removed=removed)
 
     def tell(
-        self, view: TxView, txid: bytes, status: str, height: int | None = None, cause: AnyCause | None = None
+        self, view: TxView, txid: bytes, status: Status, height: int | None = None, cause: AnyCause | None = None
     ) -> None:
         """Say, once it is true, that a transaction's life took a turn."""
         height = view.height if height is None else height

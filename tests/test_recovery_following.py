@@ -377,8 +377,9 @@ async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(sqlite_lab: Lab
         await until(are(storage, t1="confirmed", t2="deleted"))
 
 
-@pytest.mark.parametrize("cause", [Withdrawn("evicted"), Expired()])
-@pytest.mark.parametrize("status", ["pruned", "withdrawn"])
+@pytest.mark.parametrize(
+    ("status", "cause"), [("pruned", Withdrawn("evicted")), ("pruned", Expired()), ("withdrawn", Withdrawn("operator"))]
+)
 async def test_what_is_taken_out_of_the_pool_leaves_the_list_unless_it_is_final(
     lab: Lab, log: Log, cause: AnyCause, status: str
 ) -> None:

@@ -15,13 +15,11 @@ from handlers.spending import (
     TxFault,
     count_page,
     data_output,
-    freeze_fault,
     mine,
     parents_first,
     record_fault,
     settle,
     slot_fault,
-    thaw_fault,
     unmine,
 )
 from storage.pool_layout import FROZEN, OutPoint, Page, Record, claim
@@ -113,24 +111,6 @@ def test_what_a_slot_allows() -> None:
 def test_a_reassigned_output_is_spendable_at_its_height(height: int, code: str | None) -> None:
     fault = slot_fault(page(spendable_in={0: 1101}), 0, NAME, BY, height)
     assert (fault and fault.code) == code
-
-
-# --- freezing ------------------------------------------------------------------------------------------------------
-
-FREEZING: list[tuple[bytes | None, str | None, str | None]] = [  # row, why it can't be frozen, or thawed
-    (None, "UTXO_NOT_FOUND", "UTXO_NOT_FOUND"),
-    (OTHER + FROZEN, "UTXO_HASH_MISMATCH", "UTXO_HASH_MISMATCH"),
-    (NAME, None, "UTXO_NOT_FROZEN"),
-    (NAME + BY_OTHER, "SPENT", "UTXO_NOT_FROZEN"),
-    (NAME + FROZEN, "ALREADY_FROZEN", None),
-]
-
-
-@pytest.mark.parametrize(("row", "freezing", "thawing"), FREEZING)
-def test_freezing_and_thawing(row: bytes | None, freezing: str | None, thawing: str | None) -> None:
-    fault, other = freeze_fault(row, NAME), thaw_fault(row, NAME)
-    assert ((fault and fault.code), (other and other.code)) == (freezing, thawing)
-    assert fault is None or fault.spender == ((BY_OTHER[:32], 3) if freezing == "SPENT" else None)
 
 
 # --- being forgotten -----------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ import structlog
 from msgspec import Struct, field, structs
 
 from config.settings import Recovery
-from handlers.causes import BlockRolledBack, Expired, Withdrawn
 from handlers.change_log import ChangeLog, Gone, NotYet, read
 from handlers.events import BlockCommitted, Fact, RolledBack, TxStatusChanged
 from handlers.recovery.survey import CONFLICTING, GIVEN_UP, HAS_IT, WAITS, Survey, Turn, parts
+from handlers.states import BY_FACT
 from storage.change_log import read_row
 from storage.recovery.rows import FINAL, Cursor, Status, StoreAway
 from storage.recovery.tables import Storage, Verbs
@@ -51,16 +51,13 @@ def news(facts: Iterable[Fact], tip: int) -> News:
     told = News(tip)
     for fact in facts:
         match fact:
-            case TxStatusChanged(status="pending"):
-                told.last[fact.txid] = "waits"
-                if isinstance(fact.cause, BlockRolledBack):
-                    told.back.add(fact.txid)
-            case TxStatusChanged(status="mined"):
-                told.last[fact.txid] = fact.height or 0
-            case TxStatusChanged(status="conflicting"):
-                told.last[fact.txid] = "lost"
-            case TxStatusChanged(cause=Withdrawn() | Expired()):
-                told.last[fact.txid] = "gone"
+            case TxStatusChanged(txid=txid, status=status, cause=cause):
+                # A final status that recovery itself has told is in no move.
+                row = move.row if (move := BY_FACT.get((status, type(cause)))) else None  # type: ignore[arg-type]
+                if row == "reopens":
+                    told.back.add(txid)
+                if row is not None:
+                    told.last[txid] = fact.height or 0 if row == "mined" else "waits" if row == "reopens" else row
             case BlockCommitted(height=height):
                 told.tip = min(height, _HIGHEST)
             case RolledBack(to=to):
