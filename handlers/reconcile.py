@@ -284,8 +284,7 @@ def _holds(view: TxView, txid: bytes) -> bool:
 
 def in_chain(view: TxView, txid: bytes) -> bool:
     """Return whether the active chain has a transaction, and not as one that failed."""
-    found = view.chain.find(view.txn, txid)
-    return found is not None and not found.failed
+    return (found := view.chain.find(view.txn, txid)) is not None and not found.failed
 
 
 def _said(view: TxView, txid: bytes, record: Record) -> _Said:
@@ -370,7 +369,7 @@ def _rewrite(view: TxView, txid: bytes, record: Record, said: _Said, right: dict
     else:
         spending.settle(record, max(view.height, 1), view.rules.retention)
     view.enter(txid, record, right, body)
-    view.flush()  # its number as a submission is taken again before another submission gets one
+    view.flush()  # it has its number as a submission again before another one gets a number
 
 
 def _previous(tx: Tx, body: Body) -> list[tuple[int, bytes] | None] | None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import PATIENCE_S, Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until
+from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until
 
 import storage.recovery.postgres
 import storage.recovery.sqlite
@@ -252,20 +251,6 @@ async def test_a_worker_is_replaced_while_its_attempt_does_not_end(on_sqlite: St
         await old(on_sqlite, *range(6, 12))
         await until(lambda: manager.numbers.settled["confirmed"] == 11)
     assert (most, manager.numbers.conflicts) == (1, 0)
-
-
-async def test_the_service_ends_without_a_handler_that_ignores_its_cancellation(on_sqlite: Storage) -> None:
-    await old(on_sqlite, 1)
-    async with Stubborn(Valid()) as handler:
-        manager = manage(on_sqlite, handler, attempt_timeout=0.05)
-        with anyio.fail_after(PATIENCE_S):
-            async with anyio.create_task_group() as attempts:
-                async with anyio.create_task_group() as group:
-                    group.start_soon(manager.run, attempts)
-                    await until(lambda: manager.numbers.stuck)
-                    group.cancel_scope.cancel()
-                assert handler.running[tx(1)] == 1
-                handler.go.set()
 
 
 async def test_a_cancelled_handler_may_wait_to_end(on_sqlite: Storage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,21 +20,8 @@ from typing import Any
 import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import (
-    Lab,
-    Says,
-    Service,
-    Shaky,
-    becomes,
-    capture_logs,
-    manage,
-    managing,
-    quick,
-    read,
-    status,
-    tx,
-    until,
-)
+from recovering import Lab, Says, Service, Shaky, becomes, manage, managing, quick, read, status, tx, until
+from structlog.testing import capture_logs
 
 from config.checks import problems
 from config.load import ConfigError, load
