@@ -1,4 +1,4 @@
-"""Facts reach whoever follows them, also one that failed on the facts before."""
+"""Facts reach every follower, also one that failed on the facts before."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def bus(log: Log) -> Bus:
     return Bus(log.take)
 
 
-def test_a_follower_that_fails_hears_the_next_facts_and_keeps_them_from_nobody(bus: Bus, log: Log) -> None:
-    """What it says of a failure is one line for all facts that became durable together."""
+def test_a_follower_that_fails_gets_the_next_facts_and_so_do_the_others(bus: Bus, log: Log) -> None:
+    """A failure is logged once for all facts that became durable together."""
     failing, fine = list[Sequence[Fact]](), list[Sequence[Fact]]()
 
     def follower(facts: Sequence[Fact]) -> None:
@@ -95,13 +95,13 @@ class Box:
         self.messages.append(message)
 
 
-def test_those_who_want_the_same_are_sent_the_same_bytes_at_once() -> None:
-    audience = Subscribers()
+def test_equal_subscriptions_are_sent_the_same_bytes_at_once() -> None:
+    subscribers = Subscribers()
     boxes: list[Any] = [Box(encoding) for encoding in ("json", "json", "frames")]
     for box in boxes:
-        audience.subscribe(box, ["TxStatusChanged", "BlockCommitted"])
+        subscribers.subscribe(box, ["TxStatusChanged", "BlockCommitted"])
     facts: list[Fact] = [committed(1), committed(2), mined(3)]
-    audience.publish(facts)
+    subscribers.publish(facts)
     assert [len(box.messages) for box in boxes] == [1, 1, 1]
     assert boxes[0].messages[0] is boxes[1].messages[0]
     assert boxes[0].messages[0] == b"".join(wire.encode(fact, "json") for fact in facts)
@@ -109,12 +109,12 @@ def test_those_who_want_the_same_are_sent_the_same_bytes_at_once() -> None:
 
 
 def test_a_subscriber_is_sent_what_it_wants_and_nothing_else() -> None:
-    audience, box = Subscribers(), cast(Any, Box("json"))
-    audience.subscribe(box, ["BlockCommitted"])
-    audience.publish([mined(1)])
+    subscribers, box = Subscribers(), cast(Any, Box("json"))
+    subscribers.subscribe(box, ["BlockCommitted"])
+    subscribers.publish([mined(1)])
     assert box.messages == []
-    audience.publish([mined(2), committed(3)])
+    subscribers.publish([mined(2), committed(3)])
     assert box.messages == [wire.encode(committed(3), "json")]
-    audience.leave(box)
-    audience.publish([committed(4)])
+    subscribers.leave(box)
+    subscribers.publish([committed(4)])
     assert len(box.messages) == 1

@@ -1,4 +1,4 @@
-"""Who may come in, how many, and that there is a socket for as long as the daemon runs."""
+"""How many clients may connect, and that there is a socket for as long as the daemon runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from time import sleep
 from typing import TypeVar
 
-import pytest
 from daemons import PATIENCE_S, Client, Daemon, as_user, home, only_root, running, statuses
 from patience import until
 from scenarios import chain
@@ -36,8 +35,8 @@ def descriptors(limit: int) -> Iterator[None]:
 # --- how many ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [40, 64, 79])
-def test_too_few_descriptors_are_refused_at_the_start(tmp_path: Path, limit: int) -> None:
+def test_too_few_descriptors_are_refused_at_the_start(tmp_path: Path) -> None:
+    limit = 79
     with home(tmp_path) as daemon:
         with descriptors(limit):
             process = daemon.spawn()
@@ -47,16 +46,8 @@ def test_too_few_descriptors_are_refused_at_the_start(tmp_path: Path, limit: int
         assert "listening" not in text and "Traceback" not in text
 
 
-def test_few_descriptors_are_enough_for_few_clients(tmp_path: Path) -> None:
-    with home(tmp_path) as daemon:
-        with descriptors(80):
-            daemon.start()
-        with daemon.client() as client:
-            assert statuses(client.feed(chain(3))) == ["applied"] * 3
-
-
 @only_root
-def test_one_user_cannot_shut_the_others_out() -> None:
+def test_one_user_cannot_keep_the_others_away() -> None:
     with TemporaryDirectory() as name, home(Path(name)) as daemon, ExitStack() as stack:
         with descriptors(64 + 32):  # 32 clients, half of them of one user
             daemon.start()
@@ -76,6 +67,17 @@ def test_one_user_cannot_shut_the_others_out() -> None:
         assert all(client.hello() for client in many)
         lines = [line for line in daemon.log_lines() if line["event"] == "too_many_clients"]
         assert lines and lines[0]["uid"] == 65534 and len(lines) < 5, "turned away many, logged now and then"
+        stack.close()
+
+        def welcome() -> bool:
+            with as_user(65534):
+                late = daemon.client()
+            with late, suppress(BrokenPipeError, ConnectionResetError):
+                late.send({"type": "Hello"})
+                return late.receive() is not None
+            return False
+
+        until(welcome, why="a client that came back is not served")
 
 
 # --- a socket that was removed -------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ def reopened(daemon: Daemon) -> list[str]:
 
 
 def test_a_socket_that_is_removed_is_made_again(tmp_path: Path) -> None:
-    """As often as it is; who is inside notices nothing."""
+    """Each time; clients that are connected notice nothing."""
     blocks = chain(4)
     with running(tmp_path) as daemon, daemon.client() as inside:
         assert statuses(inside.feed(blocks[:1])) == ["applied"]
@@ -105,32 +107,21 @@ def test_a_socket_that_is_removed_is_made_again(tmp_path: Path) -> None:
         assert daemon.term() == 0
 
 
-def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "utxod.sock"
-    with home(tmp_path, socket={"path": str(path)}) as daemon:
-        daemon.socket = path
-        daemon.start()
-        path.unlink()
-        path.parent.rmdir()
-        until(lambda: reaches(path))
-        assert reopened(daemon) == [str(path)]
-
-
 def test_the_socket_of_another_process_is_left_alone(tmp_path: Path) -> None:
-    """Until that has gone; what keeps us from listening is logged once."""
+    """Until that process ends; the reason is logged once."""
     with running(tmp_path) as daemon:
         daemon.socket.unlink()
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(daemon.socket))
             other.listen()
             until(lambda: "socket_reopen_failed" in daemon.events())
-            sleep(1.5)
+            sleep(1)
             assert daemon.events().count("socket_reopen_failed") == 1
             assert daemon.socket.exists()
         until(lambda: reaches(daemon.socket))
 
 
-def test_a_socket_that_systemd_passed_is_not_ours_to_make(tmp_path: Path) -> None:
+def test_a_socket_that_systemd_passed_is_not_made_again(tmp_path: Path) -> None:
     with home(tmp_path) as daemon, socket.socket(socket.AF_UNIX) as listener:
         passed = tmp_path / "passed.sock"
         listener.bind(str(passed))
@@ -139,6 +130,6 @@ def test_a_socket_that_systemd_passed_is_not_ours_to_make(tmp_path: Path) -> Non
         with Client(passed) as early:
             assert early.hello()
             passed.unlink()
-            sleep(1.5)
+            sleep(1)
             assert early.hello() and not passed.exists() and not daemon.socket.exists()
         assert "socket_reopen" not in daemon.log_text()

@@ -1,4 +1,4 @@
-"""How a daemon begins: what its first line says, and that it makes no store where nobody has asked for one."""
+"""How a daemon starts: its first log line, and that it creates a store only in a folder that was chosen."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ needs_no_file = pytest.mark.skipif(DEFAULT_FILE.exists(), reason=f"{DEFAULT_FILE
 
 @needs_no_file
 @pytest.mark.parametrize("command", ["run", "serve"])
-def test_without_a_configuration_nothing_is_begun(command: str, folder: Path) -> None:
+def test_without_a_configuration_no_store_is_created(command: str, folder: Path) -> None:
     """A variable that names no folder does not help either."""
     chosen: list[dict[str, Any]] = [{}, {"UTXOD_CHAIN__NETWORK": "preview"}]
     for variables in chosen:
@@ -98,7 +98,7 @@ def test_without_a_configuration_nothing_is_begun(command: str, folder: Path) ->
 def test_a_folder_is_named_or_is_there(how: str, folder: Path) -> None:
     arguments, variables, place = list[str](), dict[str, str](), folder / "utxod-data"
     chosen = how in {"named", "UTXOD_CONFIG"}
-    if chosen:  # it names no folder, but somebody has chosen it
+    if chosen:  # a file that names no folder, but was chosen
         (folder / "chosen.toml").write_text('[chain]\nnetwork = "preview"\n')
         if how == "named":
             arguments = ["--config", "chosen.toml"]
@@ -124,7 +124,7 @@ def test_the_driver_of_postgresql_is_loaded_only_when_it_is_used() -> None:
 
 
 def test_a_start_reads_nothing_that_grows_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What writing needs beside the state is read afterwards: in the background, or by the first write."""
+    """What writing needs besides the state is read afterwards: in the background, or by the first write."""
     read = list[str]()
     for name in ("runs.Index", "values.Values", "bits.TableBits", "filters.Filter", "mmr_nodes.Nodes"):
         module, _, kind = name.partition(".")
@@ -150,5 +150,5 @@ def test_a_start_reads_nothing_that_grows_with_the_store(tmp_path: Path, monkeyp
     with open_chain(tmp_path, store="mmr") as chain:
         chain.touch()
         assert read == []
-        chain.rollback(back_to(first))  # which needs all of it, and nobody has prepared
+        chain.rollback(back_to(first))  # which needs all of it, without preparation
         assert (chain.height, chain.view.unspent) == (1, 1) and read

@@ -1,7 +1,4 @@
-"""An honest client beside one that floods: it is answered in turn, whatever the others have sent before it.
-
-How long that takes depends on the machine. What does not is how much of the flood is carried out before it.
-"""
+"""A client next to one that floods is answered in turn: most of the flood is applied after its message."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from handlers.events import Tx, TxSubmitted
 from handlers.pace import Pace
 
 TABLES: dict[str, Any] = {"storage": {"map_size": "256MiB"}, "batch": {"max_delay_ms": 100}}
-SENT = 10_000
+SENT = 6_000
 
 
 def submission(name: object, **fields: Any) -> Message:
@@ -76,11 +73,8 @@ def flooded(daemon: Daemon, connections: int) -> Iterator[list[Flood]]:
 
 
 @pytest.mark.parametrize("connections", [1, 40])
-def test_a_feeder_beside_a_flood_of_submissions(tmp_path: Path, connections: int) -> None:
-    """What the flood has sent is all in the inbox when the block comes, and most of it is carried out after it.
-
-    The daemon says what was carried out before: answers that the test has not read yet would count as late ones.
-    """
+def test_a_feeder_next_to_a_flood_of_submissions(tmp_path: Path, connections: int) -> None:
+    """All of the flood is in the inbox when the block comes; the tip in each answer says what was applied before it."""
     (block,) = chain(1, outputs=20)
     with (
         running(tmp_path, **TABLES) as daemon,
@@ -91,8 +85,8 @@ def test_a_feeder_beside_a_flood_of_submissions(tmp_path: Path, connections: int
     assert sum(flood.before_the_block for flood in floods) < SENT // 2
 
 
-def test_a_submitter_beside_a_feeder_that_catches_up(tmp_path: Path) -> None:
-    blocks = chain(1500, outputs=100)
+def test_a_submitter_next_to_a_feeder_that_catches_up(tmp_path: Path) -> None:
+    blocks = chain(800, outputs=60)
     with running(tmp_path, **TABLES) as daemon, daemon.client("frames") as feeder, daemon.client() as submitter:
         feeding = Thread(target=feeder.feed, args=(blocks,), daemon=True)
         feeding.start()
@@ -107,33 +101,19 @@ def test_a_submitter_beside_a_feeder_that_catches_up(tmp_path: Path) -> None:
         assert submitter.hello()["tip"]["height"] == len(blocks)
 
 
-def test_many_users_messages_stay_in_order(tmp_path: Path) -> None:
-    """Each child spends its parent, sent right before it on the same connection: one out of order would be refused."""
-    with running(tmp_path, **TABLES) as daemon, ExitStack() as stack:
-        clients = [stack.enter_context(daemon.client("frames")) for _ in range(10)]
-        for n, client in enumerate(clients):
-            for k in range(50):
-                spends = [[digest("tx", f"{n}/{k - 1}"), 0]] if k else []
-                client.send(submission(f"{n}/{k}", spends=spends) | {"seq": k})
-        for client in clients:
-            answers = [client.receive() for _ in range(50)]
-            assert [(answer or {}).get("seq") for answer in answers] == list(range(50))
-            assert statuses([answer for answer in answers if answer]) == ["accepted"] * 50
-
-
 # --- large transactions --------------------------------------------------------------------------------------------
 
 MIB = 1 << 20
 
 
 def large(name: object, size: int = 0) -> Message:
-    """Return the submission of a transaction that takes commits of its own, with so many bytes beside its outputs."""
+    """Return the submission of a transaction that takes commits of its own, with so many bytes of its own."""
     outputs = [output(f"{name}/{n}") for n in range(30)]
     return {"type": "TxSubmitted", "tx": tx(name, *outputs, raw=bytes(size))}
 
 
 def test_large_transactions_leave_room_for_others(tmp_path: Path) -> None:
-    """Those that would take too much of it are refused, and may come again; a small one beside them is not held up."""
+    """Those that would take too much of it are refused, and may come again; a small one is not held up."""
     tables = TABLES | {"transactions": {"batch_size": 10}, "batch": {"max_bytes": "32MiB"}}
     count = 30
     with running(tmp_path, **tables) as daemon, daemon.client("frames") as greedy, daemon.client("frames") as other:
@@ -154,11 +134,11 @@ def test_large_transactions_leave_room_for_others(tmp_path: Path) -> None:
 def test_answers_behind_a_large_transaction_stay_in_order(tmp_path: Path) -> None:
     tables = TABLES | {"transactions": {"batch_size": 2}}
     with running(tmp_path, **tables) as daemon, daemon.client() as client:
-        kinds = [large(n) if n % 10 == 3 else submission(n) for n in range(200)]
-        client.send(*(kind | {"seq": n} for n, kind in enumerate(kinds)), {"type": "Nonsense", "seq": 200})
-        answers = [client.receive() for _ in range(201)]
-        assert [(answer or {}).get("seq") for answer in answers] == list(range(201))
-        assert statuses([answer for answer in answers if answer]) == ["accepted"] * 200 + ["unknown_type"]
+        kinds = [large(n) if n % 10 == 3 else submission(n) for n in range(100)]
+        client.send(*(kind | {"seq": n} for n, kind in enumerate(kinds)), {"type": "Nonsense", "seq": 100})
+        answers = [client.receive() for _ in range(101)]
+        assert [(answer or {}).get("seq") for answer in answers] == list(range(101))
+        assert statuses([answer for answer in answers if answer]) == ["accepted"] * 100 + ["unknown_type"]
 
 
 # --- how long a batch may take -------------------------------------------------------------------------------------
@@ -213,7 +193,7 @@ def test_a_batch_is_full_when_its_commit_would_take_too_long(tmp_path: Path) -> 
 def test_what_is_taken_is_committed_in_the_same_turn(
     tmp_path: Path, waiting: int, limit_s: float, most: int, committed: int | None
 ) -> None:
-    """Unless more messages wait that belong to the same batch: another writer never comes between."""
+    """Unless more messages wait for the same batch: another writer never comes between."""
     sender = Listener()
     with open_local_store(tmp_path) as local:
         deliveries = [message(TxSubmitted(tx=Tx(digest(n), [], [paid("ann")]), seq=n), sender) for n in range(3)]
@@ -222,7 +202,7 @@ def test_what_is_taken_is_committed_in_the_same_turn(
 
 
 def test_the_collector_waits_for_large_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would visit each of their outputs; but it does not wait for ever."""
+    """It would visit each of their outputs; after a while it runs all the same."""
     collected, commits = list[int](), 0
     monkeypatch.setattr(gc, "collect", lambda: collected.append(commits))
     with open_local_store(tmp_path) as local:
