@@ -1,9 +1,4 @@
-"""Chains for tests: names become addresses, transactions and blocks that follow each other, on a real store.
-
-Everything is made from names, so a test that says `tx("pay", ...)` twice means the same transaction, and the outpoint
-of its first output is `at("pay")`. A block names its parent: `block(parent, tx, tx)`; two children of one parent are a
-fork.
-"""
+"""Chains for tests on a real store. All is made from names: `tx("pay", ...)`, its first outpoint is `at("pay")`."""
 
 from __future__ import annotations
 
@@ -51,7 +46,6 @@ def txid(name: str) -> bytes:
 
 
 def at(name: str, index: int = 0) -> OutPoint:
-    """Return the outpoint of a named transaction's output."""
     return txid(name), index
 
 
@@ -68,19 +62,16 @@ def address(kind: int, payment: str, stake: str = "") -> bytes:
 
 
 def wallet(name: str) -> bytes:
-    """Return an enterprise address: a payment key alone."""
     return address(6, name)
 
 
 def byron(name: str) -> bytes:
-    """Return bytes shaped like a long Byron address; nothing below the socket looks into them."""
     root, path = digest(f"root {name}", 28), digest(f"path {name}", 28)
     parts = [bytes.fromhex("82d818584283581c"), root, bytes.fromhex("a101581e581c"), path, bytes.fromhex("001a")]
     return b"".join(parts) + digest(name, 4)
 
 
 def script(name: str) -> bytes:
-    """Return a pay-to-public-key-hash locking script."""
     return bytes.fromhex("76a914") + digest(f"script {name}", 20) + bytes.fromhex("88ac")
 
 
@@ -109,7 +100,6 @@ def tx(name: str, *outputs: Output, spends: Sequence[OutPoint] = (), **parts: An
 
 
 def failed(name: str, *outputs: Output, collateral: Sequence[OutPoint], back: Output | None = None, **parts: Any) -> Tx:
-    """Return a phase-2-invalid transaction: it spends its collateral and creates `back` alone."""
     return tx(name, *outputs, valid=False, collateral=list(collateral), collateral_return=back, **parts)
 
 
@@ -151,7 +141,7 @@ def back_to(place: BlockApplied | int | str) -> Rollback:
     return Rollback(to=RollbackPoint(slot=place) if isinstance(place, int) else RollbackPoint(hash=place.hash))
 
 
-# --- chains that nobody thought of ---------------------------------------------------------------------------------
+# --- random chains -------------------------------------------------------------------------------------------------
 
 
 class Branches:
@@ -254,7 +244,7 @@ def random_block(
 def random_chain(
     rng: Random, length: int, *, after: Sequence[BlockApplied] = (), repeats: bool = True
 ) -> list[BlockApplied]:
-    """Return `length` blocks that follow each other, and the last one of a chain told so far."""
+    """Return `length` blocks that follow each other and a chain."""
     model, chain = Model(), list(after)
     for each in chain:
         model.apply(each)
@@ -321,7 +311,6 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
 
 
 def feed(chain: Chain, *blocks: BlockApplied, network_height: int | None = None) -> None:
-    """Apply blocks and commit them once."""
     for each in blocks:
         assert chain.apply(each, network_height)
     chain.commit()
@@ -338,7 +327,6 @@ def prune_all(chain: Chain) -> None:
 
 
 def refused(code: str, act: Callable[[], object]) -> Refusal:
-    """Return why an act was refused, which must be for `code`."""
     with pytest.raises(Refused) as why:
         act()
     refusal = why.value.refusal
@@ -346,7 +334,7 @@ def refused(code: str, act: Callable[[], object]) -> Refusal:
     return refusal
 
 
-# --- looking at it -------------------------------------------------------------------------------------------------
+# --- reading it ----------------------------------------------------------------------------------------------------
 
 
 class Kept(NamedTuple):
@@ -358,7 +346,7 @@ class Kept(NamedTuple):
 
 
 def dump(store: HistoryStore) -> dict[str, Any]:
-    """Return every answer of a store, and the bytes of the tables beside the chain's.
+    """Return every answer of a store, and the bytes of the tables that are not the chain's.
 
     How values are cut, and which runs there are, is left out: merges and rewrites change it and no answer.
     """
@@ -393,18 +381,15 @@ def dump(store: HistoryStore) -> dict[str, Any]:
 
 
 def rows(store: HistoryStore, table: str) -> dict[bytes, bytes]:
-    """Return the bytes of a table."""
     with store.disk.read() as txn:
         return dict(txn.cursor(store.disk.tables[table]))
 
 
 def everything(store: HistoryStore) -> dict[str, dict[bytes, bytes]]:
-    """Return the bytes of every table."""
     return {name: rows(store, name) for name in store.disk.tables}
 
 
 def outputs(store: HistoryStore) -> dict[OutPoint, Kept]:
-    """Return every output that lives or may live again."""
     with store.disk.read() as txn:
         stored = store.stored(txn)
         return _outputs(stored, _points(stored, stored.revivable))
@@ -422,7 +407,6 @@ def live(store: HistoryStore) -> dict[OutPoint, tuple[bytes, int]]:
 
 
 def found(store: HistoryStore, index: str, key: bytes) -> list[OutPoint]:
-    """Return what an index finds under a key, in its order."""
     with store.disk.read() as txn:
         return _found(store.stored(txn), index, key) if index in store.kept_indexes(txn) else []
 

@@ -1,7 +1,4 @@
-"""Real daemon processes, and a plain client for both encodings.
-
-Nothing here uses our own encoders: messages are plain dicts with bytes in them, answers are plain dicts with hex.
-"""
+"""Real daemon processes, and a client for both encodings that does not use the program's encoders."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ Message = dict[str, Any]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return our environment without what would configure a daemon, and with `more`."""
     ours = ("UTXOD_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "RUNTIME_DIRECTORY", "STATE_DIRECTORY")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "160"} | more
@@ -45,7 +41,6 @@ def environment(**more: str) -> dict[str, str]:
 def utxod(
     *arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None, **environ: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end."""
     words = [*map(str, arguments)]
     with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as errors:
         given.write(stdin)
@@ -77,14 +72,12 @@ def start(
 
 
 def background(log: Path, *arguments: object, listener: int | None = None, **environ: str) -> subprocess.Popen[bytes]:
-    """Start a command that says what it has to say at the end of a file."""
     with log.open("ab") as said, Path(os.devnull).open("rb") as nothing:
         descriptors = [nothing.fileno(), said.fileno(), said.fileno()]
         return start([*map(str, arguments)], descriptors, environ, listener=listener)
 
 
 def log_lines(text: bytes | str) -> list[dict[str, Any]]:
-    """Return every whole line of a log; each has to be a JSON object with its event."""
     text = text.decode() if isinstance(text, bytes) else text
     lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     assert all(isinstance(line, dict) and line["event"] for line in lines)
@@ -99,7 +92,6 @@ def reason(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def write_config(folder: Path, tables: Mapping[str, Any]) -> Path:
-    """Write `utxod.toml` for a daemon that lives in `folder`."""
     whole: dict[str, Any] = {"data_dir": str(folder / "data")}
     whole |= {"storage": {"map_size": "64MiB"}, "http": {"workers": 0}}
     for name, value in tables.items():
@@ -122,7 +114,6 @@ def _toml(name: str, table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def memory(pid: int) -> int:
-    """Return the bytes of memory that are a process's own: not the map's, not the programme's."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -142,15 +133,12 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
-        """Return where it lives."""
         return f"Daemon({self.folder})"
 
     def configure(self, **tables: Any) -> None:
-        """Write another configuration, for the next start."""
         write_config(self.folder, tables)
 
     def spawn(self) -> subprocess.Popen[bytes]:
-        """Start a process and do not wait for it."""
         return self._spawn()
 
     def spawn_on(self, listener: socket.socket) -> subprocess.Popen[bytes]:
@@ -177,51 +165,40 @@ class Daemon:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """Return the process that was started last."""
         assert self._process is not None
         return self._process
 
     def alive(self) -> bool:
-        """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def wait(self, timeout: float = PATIENCE_S) -> int:
-        """Wait for the end and return the exit code."""
         return self.process.wait(timeout)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
         self.process.kill()
         self.wait()
 
     def term(self) -> int:
-        """Ask it to leave; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def restart(self) -> None:
-        """Leave in order and come back."""
         assert self.term() == 0, self.tail()
         self.start()
 
     def log_text(self) -> str:
-        """Return all that was said on standard error, by every process."""
         return self._log.read_text(errors="replace")
 
     def tail(self) -> str:
-        """Return the last words."""
         return self.log_text()[-4000:]
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """Return every whole log line so far; each has to be a JSON object with its event."""
         return log_lines(self.log_text())
 
     def events(self) -> list[str]:
-        """Return the names of the log lines."""
         return [line["event"] for line in self.log_lines()]
 
     def memory(self) -> int:
-        """Return the bytes of memory that are the process's own."""
         return memory(self.process.pid)
 
     def most_memory(self) -> int:
@@ -232,16 +209,13 @@ class Daemon:
         raise AssertionError("the kernel does not say VmHWM")
 
     def client(self, encoding: Encoding = "json") -> Client:
-        """Connect."""
         return Client(self.socket, encoding)
 
     def run(self, *arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        """Run another command with this daemon's configuration."""
         command, *others = arguments
         return utxod(command, "--config", self.config, *others, stdin=stdin)
 
     def export(self) -> list[str]:
-        """Return the live set as `utxod export` writes it."""
         done = self.run("export")
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode().splitlines()
@@ -254,7 +228,6 @@ class Daemon:
         return answer
 
     def assert_sound(self) -> None:
-        """Let `utxod verify` walk the store."""
         done = self.run("verify")
         assert (done.returncode, done.stdout, done.stderr) == (0, b"sound\n", b""), done.stderr.decode()
 
@@ -289,7 +262,6 @@ _LENGTH = struct.Struct(">I")
 
 
 def as_hex(value: Any) -> Any:
-    """Return plain values with every byte string as hex."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):
@@ -298,7 +270,6 @@ def as_hex(value: Any) -> Any:
 
 
 def encoded(message: Message, encoding: Encoding) -> bytes:
-    """Return a message as it goes over the wire."""
     if encoding == "json":
         return json.dumps(as_hex(message), separators=(",", ":")).encode() + b"\n"
     body = msgspec.msgpack.encode(message)
@@ -320,23 +291,18 @@ class Client:
         self._buffer = bytearray()
 
     def __enter__(self) -> Client:
-        """Stay connected."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hang up."""
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
         self.socket.close()
 
     def send(self, *messages: Message) -> None:
-        """Send, and do not wait for answers."""
         self.raw(b"".join(encoded(message, self.encoding) for message in messages))
 
     def raw(self, data: bytes) -> None:
-        """Send bytes."""
         self.socket.sendall(data)
 
     def unread(self) -> int:
@@ -347,7 +313,6 @@ class Client:
         return int(struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
 
     def taken(self) -> None:
-        """Wait until the other side has read all that was sent."""
         until = monotonic() + PATIENCE_S
         while self.unread():
             assert monotonic() < until
@@ -375,11 +340,9 @@ class Client:
         return answer
 
     def rest(self) -> list[Message]:
-        """Return all answers until the other side closes."""
         return list(iter(self.receive, None))
 
     def silent(self, for_s: float = 0.1) -> bool:
-        """Return whether no answer comes for a while."""
         try:
             self.receive(for_s)
         except TimeoutError:
@@ -410,7 +373,6 @@ class Client:
         return answer
 
     def hello(self, **fields: Any) -> Message:
-        """Ask where the daemon is."""
         welcome = self.ask({"type": "Hello", "client": "tests/1"} | fields)
         assert welcome["type"] == "Welcome", welcome
         return welcome
@@ -444,12 +406,12 @@ class Client:
         return answers
 
 
-only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """Connect as somebody else; the group stays, so that the socket may be opened."""
+    """Connect as another user; the group stays, so that the socket may be opened."""
     os.seteuid(uid)
     try:
         yield

@@ -1,7 +1,4 @@
-"""A store whose n-th write fails: a stand-in for the environment that counts what is written through it.
-
-Reads go to the real thing, and so do writes until the fault; then the transaction is aborted, as LMDB would.
-"""
+"""A store whose n-th write fails: the transaction is aborted, as LMDB would; everything else is real."""
 
 from __future__ import annotations
 
@@ -28,12 +25,10 @@ WRITES = {"put", "putmulti", "delete", "pop", "drop"}
 
 
 def full() -> lmdb.Error:
-    """Return what LMDB says when the disk is full."""
     return lmdb_error(errno.ENOSPC, "No space left on device")
 
 
 def broken() -> lmdb.Error:
-    """Return what LMDB says when the disk does not work."""
     return lmdb_error(errno.EBADF, "Bad file descriptor")
 
 
@@ -115,7 +110,7 @@ def failing(disk: Disk, fault: Fault) -> Iterator[Fault]:
         disk.env = real
 
 
-# What the store does beside writing what it is told: faults and kills have to meet all of it.
+# What the store does next to writing blocks: faults and kills have to meet all of it.
 WORK: dict[str, tuple[type | ModuleType, str]] = {
     "a merge": (storage.history.merging, "_turn"),
     "counted runs": (storage.history.history, "count_runs"),
@@ -124,15 +119,15 @@ WORK: dict[str, tuple[type | ModuleType, str]] = {
     "deleted undo logs": (History, "_raise_floor"),
     "a rollback": (History, "rollback"),
     "leaves": (Nodes, "append"),
-    "leaves taken back": (Nodes, "cut"),
-    "nodes let go": (Nodes, "put"),
+    "removed leaves": (Nodes, "cut"),
+    "removed nodes": (Nodes, "put"),
     "hashes of bits": (HeldNodes, "_write"),
 }
 
 
 @contextmanager
 def watched() -> Iterator[Counter[str]]:
-    """Count what of `WORK` is done meanwhile; what had nothing to do says so with 0."""
+    """Count what of `WORK` is done meanwhile; what had nothing to do returns 0."""
     met = Counter[str]()
     with pytest.MonkeyPatch.context() as patch:
         for name, (owner, method) in WORK.items():

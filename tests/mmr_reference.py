@@ -38,7 +38,6 @@ def h(number: int, *parts: bytes) -> bytes:
 
 
 def range_root(leaves: Sequence[bytes]) -> tuple[int, bytes]:
-    """Return size and root: perfect trees next to each other, by recursion."""
     tops, begin, position = list[bytes](), 0, 0
     for height in reversed(range(len(leaves).bit_length())):
         if len(leaves) >> height & 1:
@@ -112,7 +111,6 @@ def leaf(point: OutPoint, coin: Coin, moment: Moment) -> bytes:
 
 
 def leaf_of(point: OutPoint, coin: Coin | None, moment: Moment) -> bytes:
-    """Return the leaf of a number."""
     return NOTHING if coin is None else leaf(point, coin, moment)
 
 

@@ -1,8 +1,4 @@
-"""The UTXO store as plain dicts: a stack of states, one for each block, with the rules written a second time.
-
-Slow and plain on purpose, and not one line of it comes from the code under test but the wire types. The way back is to
-pop; what the store may forget is told by `floor` alone.
-"""
+"""The UTXO store as plain dicts, a stack of states: the rules written a second time, without the program's code."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ class Coin(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """The set after a block, and what is told of that block."""
+    """The set after a block, and what is published of that block."""
 
     coins: dict[OutPoint, Coin] = field(default_factory=dict)
     block: BlockApplied | None = None
@@ -90,7 +86,7 @@ def index_keys(index: str, output: Output) -> list[bytes]:
             inline = output.inline_datum
             given = output.datum_hash or (None if inline is None else blake2b(inline, digest_size=32).digest())
             return [] if given is None else [given]
-        case "script":  # stories give it
+        case "script":  # a chain gives it
             return [] if output.script_ref_hash is None else [output.script_ref_hash]
         case _:
             raise ValueError(index)
@@ -99,13 +95,13 @@ def index_keys(index: str, output: Output) -> list[bytes]:
 class Model:
     """The chain as a stack: `moments[0]` is the origin with the genesis, `moments[n]` the state after the n-th block.
 
-    The first `committed` blocks are durable. The store need not take back what lies at or below `floor`; how much it
+    The first `committed` blocks are durable. The store need not roll back what lies at or below `floor`; how much it
     has forgotten already is its own affair, but never more than that.
     """
 
     def __init__(self, prune_depth: int = 10, rollback_window: int = 10, *, elides: bool = True) -> None:
         self.prune_depth, self.rollback_window = prune_depth, rollback_window
-        self.elides = elides  # with an MMR the way back is kept however far below the network's tip it is
+        self.elides = elides  # with an MMR undo logs are kept however far below the network's tip it is
         self.moments = [Moment()]
         self.genesis: GenesisOutputs | None = None
         self.committed = 0
@@ -126,7 +122,6 @@ class Model:
 
     @property
     def reach(self) -> int:
-        """Return how far below the tip undo is kept."""
         return max(self.prune_depth, self.rollback_window)
 
     def used(self) -> list[bytes]:

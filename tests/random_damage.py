@@ -1,10 +1,7 @@
-"""Damages copies of a store at random, and runs commands on them, each in a process of its own.
+"""Damages copies of a store at random and runs commands on each: random_damage.py FOLDER SEED COUNT COMMAND...
 
-    python tests/random_damage.py FOLDER SEED COUNT COMMAND...
-
-FOLDER has `utxod.toml` and a sound store in `data`. On each copy the first command runs, and one of the others; what
-came of it is a line of JSON. This is a program of its own because it forks: modules are imported once, and no thread
-is started.
+FOLDER has `utxod.toml` and a sound store. A program of its own, which starts no thread, because it forks: modules are
+imported once. On each copy the first command runs and one of the others; each prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -104,22 +101,8 @@ def truncated(random: Random, raw: bytearray) -> None:
     del raw[random.randrange(len(raw)) :]
 
 
-DAMAGES: tuple[Damage, ...] = (
-    bit,
-    bit,
-    header_bit,
-    header_bit,
-    meta_bit,
-    garbage_bytes,
-    garbage_page,
-    garbage_meta,
-    zero_page,
-    zero_run,
-    ones_page,
-    swapped_pages,
-    copied_page,
-    truncated,
-)
+PAGES: tuple[Damage, ...] = (garbage_page, zero_page, zero_run, ones_page, swapped_pages, copied_page)
+DAMAGES = (bit, bit, header_bit, header_bit, meta_bit, garbage_bytes, garbage_meta, truncated, *PAGES)
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -191,7 +174,6 @@ def run_daemon(arguments: list[str], output: Path) -> int | None:
 
 
 def rows(store: Path) -> dict[str, list[tuple[bytes, bytes]]]:
-    """Return all that a store says."""
     with lmdb.open(str(store), max_dbs=64, readonly=True, lock=False) as env:
         with env.begin() as txn:
             names = [bytes(key) for key, _ in txn.cursor()]
@@ -201,7 +183,6 @@ def rows(store: Path) -> dict[str, list[tuple[bytes, bytes]]]:
 
 
 def changed(before: dict[str, list[tuple[bytes, bytes]]], store: Path) -> list[str]:
-    """Return the tables of a store that say something else than before."""
     now = rows(store)
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
@@ -225,7 +206,6 @@ class Trial:
         (self.store / "data.mdb").write_bytes(raw)
 
     def one(self, raw: bytes, command: list[str]) -> dict[str, Any]:
-        """Run a command on damaged bytes."""
         self.put(raw)
         arguments = [command[0], "--config", str(self.config), *command[1:]]
         code = (run_daemon if command == ["run"] else run)(arguments, self.output)

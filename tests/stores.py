@@ -40,7 +40,6 @@ ALL_TABLES = (*TABLES, *TX_TABLES, *JOB_TABLES)
 def open_store(
     disk: Disk, kind: str = "classic", chain: str = "cardano/mainnet", indexes: Sequence[str] = ()
 ) -> HistoryStore:
-    """Open the chain's tables on a disk."""
     store = HistoryStore(disk, LEAVES)
     store.open(chain, indexes, kind)
     return store
@@ -58,13 +57,11 @@ class AtHeight(Transactions):
 
 
 def open_transactions(store: HistoryStore, rules: Rules, blobs: Blobs | None = None) -> AtHeight:
-    """Open the transaction store beside a chain."""
     blobs = blobs or Files(store.disk.folder.parent / "blobs")
     return AtHeight(Pool(store.disk), MinedStore(store, rules.maturity), blobs, rules)
 
 
 def write(transactions: Transactions, step: Callable[[TxView], _T]) -> _T:
-    """Do one step in a commit of its own, as whoever follows the chain does."""
 
     def work(txn: Txn) -> _T:
         view = transactions.view(txn)
@@ -76,7 +73,7 @@ def write(transactions: Transactions, step: Callable[[TxView], _T]) -> _T:
 
 
 class OnDisk:
-    """OnDisk, slots and bodies as they are on disk: what tests look at, and change behind the store's back."""
+    """Records, slots and bodies as they are on disk, to read and to change."""
 
     def __init__(self, where: Transactions | Disk) -> None:
         if isinstance(where, Disk):

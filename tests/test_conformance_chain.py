@@ -73,7 +73,7 @@ COVERED = {  # by tests of other files
     18: "test_faults.py::test_a_fault_at_any_write_changes_nothing",
     35: "test_chain_messages.py::test_rollback",
     56: "test_chain_messages.py::test_blocks_that_do_not_extend_the_tip",
-    61: "test_kill.py::test_a_hundred_kills",
+    61: "test_kill.py::test_kills_at_random_moments",
     62: "test_backup.py::test_a_restored_store_is_the_same_and_feeding_continues",
     63: "test_chain.py::test_answers_come_in_the_order_of_the_messages",
 }

@@ -121,7 +121,7 @@ DEEDS = {
     "a batch that prunes": Deed(
         told(*STORY),
         lambda chain: feed(chain, *NEWS),
-        {"a merge", "leaves", "hashes of bits", "deleted undo logs", "a rewrite of values", "nodes let go"},
+        {"a merge", "leaves", "hashes of bits", "deleted undo logs", "a rewrite of values", "removed nodes"},
         {"store": "mmr", "prune_depth": 1, "rollback_window": 1, "may_prune": True},
     ),
     "a batch far below the tip": Deed(
@@ -136,10 +136,10 @@ DEEDS = {
     "a rollback": Deed(
         lambda chain: feed(chain, *BLOCKS),
         lambda chain: chain.rollback(back_to(BLOCKS[1])),
-        {"a rollback", "leaves taken back", "hashes of bits", "a rewrite of values"},
+        {"a rollback", "removed leaves", "hashes of bits", "a rewrite of values"},
     ),
     "a rollback across a merge": Deed(
-        merging, lambda chain: chain.rollback(back_to(LONGER[chain.state.tip - 4])), {"a rollback", "leaves taken back"}
+        merging, lambda chain: chain.rollback(back_to(LONGER[chain.state.tip - 4])), {"a rollback", "removed leaves"}
     ),
     "a step of pruning": Deed(
         told(*BLOCKS),
@@ -150,7 +150,7 @@ DEEDS = {
     "housekeeping alone": Deed(
         neglected(*LONGER[:14]),
         lambda chain: chain.maintain(20),
-        {"a merge", "counted runs", "a rewrite of values", "nodes let go"},
+        {"a merge", "counted runs", "a rewrite of values", "removed nodes"},
         {"store": "mmr", "prune_depth": 1, "rollback_window": 1, "may_prune": True},
     ),
     "a genesis": Deed(lambda _: None, lambda chain: chain.seed(genesis(ann=1, bob=2)), {"leaves", "hashes of bits"}),

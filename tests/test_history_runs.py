@@ -1,4 +1,4 @@
-"""The runs of a history's indexes, made small so that a short chain has merges of them, and runs that are rewritten."""
+"""Runs of the indexes: merges, filters, runs that are rewritten or counted, searches."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 from chains import ADDRESSES, Options, at, back_to, block, feed, open_chain, output, tx, txid
+from stores import fixed_keys, small_values
 from test_history_batches import answers
 
-import storage.history.filters
 import storage.history.history
 import storage.history.merging
-import storage.history.recent
 import storage.history.runs
-import storage.history.store
 import storage.history.values
-import storage.history.view
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint
 from storage.disk import META, Disk, Txn
 from storage.history.bits import Bits
-from storage.history.layout import HEAD_BYTES, TABLES, TX, TX_RECORD, TXID_ENTRY, Numbers, Records, State, Words
+from storage.history.layout import HEAD_BYTES, TABLES, TX, TX_RECORD, TXID_ENTRY, Numbers, Records, Words
 from storage.history.merging import count_runs
 from storage.history.runs import Index, Manifest, Run
 from storage.history.stored import Stored
@@ -69,11 +66,7 @@ def test_values_of_which_little_is_left_are_joined(monkeypatch: pytest.MonkeyPat
 
 def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Parts of it that no entry has touched are there too: readers ask them for other ids."""
-    monkeypatch.setattr(storage.history.filters, "PART", 2)
-    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
-    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
-    monkeypatch.setattr(storage.history.history, "MERGED", 0)
-    monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 200)
+    small_values(monkeypatch, run_bytes=200, merged=0, least_merged=200)
     with open_chain(tmp_path, rollback_window=1, prune_depth=1, may_prune=True) as chain:
         for each in chain_of(30, 40):
             feed(chain, each)
@@ -81,7 +74,7 @@ def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.Mon
             stored = Stored(txn, chain.store.disk.tables)
             assert any(run.entries < run.room / 4 for run in stored.index("txid").runs)
             for k in range(200):
-                assert stored.find_tx(txid(f"nobody {k}")) is None
+                assert stored.find_tx(txid(f"unknown {k}")) is None
                 assert k >= 40 or stored.find_tx(txid(f"29 {k}")) is not None
 
 
@@ -94,7 +87,7 @@ def test_a_new_run_has_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path:
         with chain.store.disk.read() as txn:
             stored = Stored(txn, chain.store.disk.tables)
             for k in range(200):
-                assert stored.find_tx(txid(f"nobody {k}")) is None
+                assert stored.find_tx(txid(f"unknown {k}")) is None
 
 
 # --- runs that are rewritten -----------------------------------------------------------------------------------------
@@ -103,14 +96,9 @@ def test_a_new_run_has_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make values, merges and counts small, so that a rewrite takes several blocks."""
-    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
-    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    monkeypatch.setattr(storage.history.filters, "PART", 2)
-    monkeypatch.setattr(storage.history.view, "_VALUES", 2)
-    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
-    monkeypatch.setattr(storage.history.history, "MERGED", 0)
-    monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 24)
-    monkeypatch.setattr(storage.history.store, "new_state", lambda: State(KEYS))
+    rewritten: int = storage.history.merging._REWRITTEN
+    small_values(monkeypatch, merged=0, least_merged=24, values_read=2, rewritten=rewritten)
+    fixed_keys(monkeypatch, KEYS)
 
 
 def steady(
@@ -157,7 +145,7 @@ def is_sound(chain: Chain) -> None:
     assert verify(chain.store.disk, quick=True) == []
 
 
-def told(folder: Path, blocks: Sequence[BlockApplied]) -> Iterator[Chain]:
+def applied(folder: Path, blocks: Sequence[BlockApplied]) -> Iterator[Chain]:
     """Yield a store after each of these blocks."""
     with open_chain(folder, **OPTIONS) as chain:
         for each in blocks:
@@ -169,15 +157,15 @@ def told(folder: Path, blocks: Sequence[BlockApplied]) -> Iterator[Chain]:
 def test_a_run_of_which_half_has_died_is_rewritten_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     blocks, expected, sizes = steady(100), list[object](), dict[str, int]()
     monkeypatch.setattr(storage.history.history, "_COUNTED", 0)  # so nothing is rewritten
-    for n, chain in enumerate(told(tmp_path / "without", blocks)):
+    for n, chain in enumerate(applied(tmp_path / "without", blocks)):
         assert not any(rewritten(listed) for listed in lists(chain).values())
-        expected += [answers(chain, blocks)] if n % 10 == 9 else []
+        expected += [answers(chain, blocks)] if n % 20 == 9 else []
         sizes = {kind: size(chain, kind) for kind in ("txid", "address_hash")}
     monkeypatch.setattr(storage.history.history, "_COUNTED", 4)
     going, done = dict[int, Run](), Counter[str]()
-    for n, chain in enumerate(told(tmp_path / "with", blocks)):
+    for n, chain in enumerate(applied(tmp_path / "with", blocks)):
         is_sound(chain)
-        if n % 10 == 9:
+        if n % 20 == 9:
             assert answers(chain, blocks) == expected.pop(0)
         for kind, listed in lists(chain).items():
             runs = {run.id: run for run in listed.runs}
@@ -201,7 +189,7 @@ def test_a_killed_store_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tm
     """Its lists of runs are those of a store that runs on, after every block."""
     monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     blocks, met = steady(60), Counter[str]()
-    whole = [lists(chain) for chain in told(tmp_path / "whole", blocks)]
+    whole = [lists(chain) for chain in applied(tmp_path / "whole", blocks)]
     before = dict[str, Manifest]()
     for each, expected in zip(blocks, whole, strict=True):
         with open_chain(tmp_path / "killed", **OPTIONS) as chain:
@@ -230,7 +218,7 @@ def test_a_rollback_into_a_run_that_is_being_rewritten(monkeypatch: pytest.Monke
     with open_chain(tmp_path / "back", **OPTIONS) as chain:
         for each in blocks:
             feed(chain, each)
-        while len(blocks) < 90:
+        while len(blocks) < 55:
             before, target = lists(chain), blocks[-4 - 1]
             chain.rollback(back_to(target))
             is_sound(chain)
@@ -256,7 +244,7 @@ def test_a_rollback_into_a_run_that_is_being_rewritten(monkeypatch: pytest.Monke
         for each in blocks:
             feed(chain, each)
         assert answers(chain, blocks) == found
-    assert min(met.values()) > 3, met
+    assert min(met.values()) > 2, met
 
 
 @pytest.mark.usefixtures("small")
@@ -288,7 +276,7 @@ def test_runs_take_turns_in_being_counted(monkeypatch: pytest.MonkeyPatch, tmp_p
                 assert {run.id: run.lived for run in free} == expected
 
 
-# --- what is looked for ----------------------------------------------------------------------------------------------
+# --- searches -------------------------------------------------------------------------------------------------------
 
 
 def even(random: Random, count: int) -> list[int]:

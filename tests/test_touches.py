@@ -1,14 +1,11 @@
-"""The index `history`: every transaction that touched an address, for ever, whichever way the chain came."""
+"""The index `history`: every transaction that touched an address, however the blocks came."""
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Unpack
 
 import pytest
 from chains import (
@@ -27,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model import Model
 from stores import small_values
+from test_model import fresh
 
 import storage.history.reindex
 from handlers.chain import Chain
@@ -46,12 +44,6 @@ Touched = dict[bytes, list[bytes]]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_values(monkeypatch)
-
-
-@contextmanager
-def fresh(**options: Unpack[Options]) -> Iterator[Chain]:
-    with tempfile.TemporaryDirectory(prefix="utxod-") as folder, open_chain(Path(folder), **options) as chain:
-        yield chain
 
 
 def expected(genesis: GenesisOutputs, blocks: Sequence[BlockApplied]) -> Touched:
@@ -88,8 +80,8 @@ def expected(genesis: GenesisOutputs, blocks: Sequence[BlockApplied]) -> Touched
     return found
 
 
-def told(chain: Chain) -> Touched:
-    """Return what the index says, up and down."""
+def touched(chain: Chain) -> Touched:
+    """Return what the index lists, the same up and down."""
     found = Touched()
     with chain.store.disk.read() as txn:
         stored = chain.store.stored(txn)
@@ -109,9 +101,9 @@ def sound(chain: Chain) -> None:
         assert list(contradictions(txn, chain.store.disk.tables)) == [], "a daemon would not start"
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.sampled_from((1, 4, 25)), st.integers(0, 6), st.sampled_from((None, 10_000)))
-def test_every_touch_is_told_for_ever(seed: int, most: int, window: int, ahead: int | None) -> None:
+def test_every_touch_is_listed(seed: int, most: int, window: int, ahead: int | None) -> None:
     """In single blocks and in batches, at the tip and far below it, after rollbacks, merges and pruning."""
     rng = Random(seed)
     repeats = rng.random() < 0.3  # of transactions with one id the list has each
@@ -133,33 +125,33 @@ def test_every_touch_is_told_for_ever(seed: int, most: int, window: int, ahead: 
         feed(chain, *more)
         prune_all(chain)
         chain.maintain(20)
-        found, whole = told(chain), expected(genesis, blocks + more)
+        found, whole = touched(chain), expected(genesis, blocks + more)
         assert found == whole or (
             repeats and {a: {*t} for a, t in found.items()} == {a: {*t} for a, t in whole.items()}
         )
         sound(chain)
 
 
-def test_the_stories_met_what_they_are_for() -> None:
+def test_the_chains_met_what_they_are_for() -> None:
     assert all(MET[what] > 5 for what in ("far below the tip", "a rollback")), MET
 
 
-def test_reindexing_builds_what_was_taken_while_blocks_passed(tmp_path: Path) -> None:
+def test_reindexing_builds_the_same_list(tmp_path: Path) -> None:
     rng = Random(3)
     genesis, blocks = random_genesis(rng), random_chain(rng, 30, repeats=False)
     with open_chain(tmp_path, indexes=NAMES, may_prune=True) as chain:
         chain.seed(genesis)
         feed(chain, *blocks)
         prune_all(chain)
-        before = told(chain)
+        before = touched(chain)
         assert reindex(chain.store, NAMES, lambda _: None)
     with open_chain(tmp_path, indexes=NAMES, may_prune=True) as chain:
-        assert told(chain) == before == expected(genesis, blocks)
+        assert touched(chain) == before == expected(genesis, blocks)
         sound(chain)
 
 
 def test_a_history_that_begins_late_has_what_is_still_known(tmp_path: Path) -> None:
-    """What was spent long ago is gone; every touch above the rollback floor, and of what lives, is found."""
+    """Outputs spent before are unknown; every touch above the rollback floor, and of live outputs, is found."""
     rng = Random(4)
     genesis, blocks = random_genesis(rng), random_chain(rng, 40, repeats=False)
     early, late = blocks[:30], blocks[30:]
@@ -180,12 +172,12 @@ def test_a_history_that_begins_late_has_what_is_still_known(tmp_path: Path) -> N
         whole, since = expected(genesis, blocks), {tx.txid for block in blocks[floor:] for tx in block.txs}
         with chain.store.disk.read() as txn:
             assert touches.first_block(txn, chain.store.meta) == floor + 1
-        for address, txids in told(chain).items():
+        for address, txids in touched(chain).items():
             assert set(txids) <= set(whole[address])
             assert [txid for txid in txids if txid in since] == [txid for txid in whole[address] if txid in since]
 
 
-def test_a_history_that_is_switched_off_is_forgotten(tmp_path: Path) -> None:
+def test_a_history_that_is_switched_off_is_deleted(tmp_path: Path) -> None:
     blocks = random_chain(Random(5), 30)
     with open_chain(tmp_path, indexes=NAMES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
         feed(chain, *blocks)
@@ -201,10 +193,8 @@ def test_a_history_that_is_switched_off_is_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_history_that_was_given_up_says_nothing_of_what_is_kept(
-    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its building was killed, or it was left out of the indexes that were built: blocks are forgotten from then on."""
+def test_an_incomplete_history_is_deleted(killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its building was killed, or it was left out of the indexes that were built."""
     blocks, windows = random_chain(Random(5), 60), Options(may_prune=True, rollback_window=5, prune_depth=5)
     with open_chain(tmp_path, **windows | {"indexes": INDEXES if killed else NAMES}) as chain:
         feed(chain, *blocks[:30])

@@ -30,9 +30,7 @@ class Mutation(Struct, frozen=True, forbid_unknown_fields=True):
         text = (root / self.file).read_text()
         if (count := text.count(self.old)) != 1:
             what = f"{self.file}: {self.old!r} occurs {count} times, expected once"
-            raise ValueError(
-                f"{what}: write this mutation anew in {FOLDER.relative_to(ROOT)}, or remove it with its rule"
-            )
+            raise ValueError(f"{what}: rewrite this mutation in {FOLDER.relative_to(ROOT)}, or remove it with its rule")
         return f"{self.file}:{text[: text.index(self.old)].count(chr(10)) + 1}"
 
 
