@@ -16,7 +16,7 @@ import msgspec
 from bench.daemon import Client, Daemon, running, written_mb
 from bench.old_outputs import FAR, OldSet, Spending, copied, kept
 from bench.peers import SCRIPTS, Peers, generated, with_old
-from bench.rounds import Figures, Ratio, in_turns, lines, tell
+from bench.rounds import Figures, Ratio, in_turns, lines, show
 from bench.workload import Workload, converted, sample_chain
 from handlers import wire
 from handlers.events import BlockApplied, Rollback, RollbackPoint
@@ -129,7 +129,7 @@ def apply(
         for line in lines(title, *found, ratios):
             click.echo(line)
     else:
-        tell(title, *found, ratios)
+        show(title, *found, ratios)
 
 
 def _ratios(peer: str) -> Iterator[Ratio]:

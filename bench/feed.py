@@ -28,7 +28,7 @@ from handlers import wire
 from handlers.events import Ack, BlockApplied, ChainName, Hello, Welcome
 
 _TURNS = 5
-_NOBODY = Welcome(
+_WELCOME = Welcome(
     protocol=1,
     version="0",
     chain=ChainName("raw", "none"),
@@ -50,28 +50,28 @@ def feed(chunks: Path, network: str) -> None:
     for block in read_chain(chunks, NETWORKS[network]):
         blocks, txs = blocks + 1, txs + len(block.txs)
         eras.add(block.era)
-    _tell("decoding alone", blocks, txs, time.perf_counter() - began)
-    _tell("cbor2, into lists and maps only", blocks, txs, _items_through_cbor2(chunks))
+    _show("decoding alone", blocks, txs, time.perf_counter() - began)
+    _show("cbor2, into lists and maps only", blocks, txs, _items_through_cbor2(chunks))
     if eras <= {"alonzo", "babbage"}:
         _compare_with_cbor2(chunks, NETWORKS[network])
     began = time.perf_counter()
     for block in read_chain(chunks, NETWORKS[network]):
         wire.encode(block, "frames")
-    _tell("decoding and encoding for the socket", blocks, txs, time.perf_counter() - began)
+    _show("decoding and encoding for the socket", blocks, txs, time.perf_counter() - began)
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as folder:
         with _sink(Path(folder) / "sink.sock") as path:
-            _tell("the feed alone, to a socket that acknowledges", blocks, txs, _run(chunks, network, path))
+            _show("the feed alone, to a socket that acknowledges", blocks, txs, _run(chunks, network, path))
         with running(Path(folder) / "daemon", family="cardano", network=network) as daemon:
             path = daemon.folder / "utxod.sock"
             work = _processor_s(daemon.process.pid), os.times()
             took = _run(chunks, network, path)
-            _tell("end to end, committed with fsync", blocks, txs, took)
+            _show("end to end, committed with fsync", blocks, txs, took)
             fed, after = os.times(), _processor_s(daemon.process.pid)
             feed_s = fed.children_user + fed.children_system - work[1].children_user - work[1].children_system
             click.echo(f"processor time of it: feed {feed_s:.2f} s, daemon {after - work[0]:.2f} s")
 
 
-def _tell(what: str, blocks: int, txs: int, took: float) -> None:
+def _show(what: str, blocks: int, txs: int, took: float) -> None:
     click.echo(f"{what}: {blocks / took:,.0f} blocks/s, {txs / took:,.0f} transactions/s ({took:.2f} s)")
 
 
@@ -162,7 +162,7 @@ def _acknowledge(client: socket.socket) -> None:
         while head := messages.read(wire.LENGTH.size):
             raw = messages.read(*wire.LENGTH.unpack(head))
             if wire.peek(raw, "frames") == Hello.__name__:
-                client.sendall(wire.encode(_NOBODY, "frames"))
+                client.sendall(wire.encode(_WELCOME, "frames"))
                 continue
             seq = wire.sequence(raw, "frames")
             assert seq is not None

@@ -93,18 +93,18 @@ def _tx(body: dict[int, Any], txid: bytes, valid: bool, size: int) -> Tx:
     )
 
 
-def _outpoints(said: Any) -> list[OutPoint]:
-    return list(dict.fromkeys((txid, index) for txid, index in said))
+def _outpoints(item: Any) -> list[OutPoint]:
+    return list(dict.fromkeys((txid, index) for txid, index in item))
 
 
-def _output(said: Any) -> Output:
-    if isinstance(said, dict):
-        kind, datum = said.get(2, (0, None))
-        script = said[3].value if 3 in said else None
-        address, value = said[0], said[1]
+def _output(item: Any) -> Output:
+    if isinstance(item, dict):
+        kind, datum = item.get(2, (0, None))
+        script = item[3].value if 3 in item else None
+        address, value = item[0], item[1]
         datum_hash, inline = (None, datum.value) if kind else (datum, None)
     else:
-        address, value, *rest = said
+        address, value, *rest = item
         datum_hash, inline, script = rest[0] if rest else None, None, None
     coin, assets = (value, {}) if isinstance(value, int) else value
     held: list[Asset] = [(p, n, quantity) for p, names in assets.items() for n, quantity in names.items() if quantity]

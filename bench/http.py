@@ -182,7 +182,7 @@ def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, with_fac
     Then, in a store of its own, pages and balances of an address with very many outputs.
     """
     load_before = os.getloadavg()[0]
-    _tell("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)
+    _print("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)
     _against_the_constant(seconds, rounds, txs, OldSet(old), with_facades, as_json)
     if outputs:
         _large_address(outputs, OldSet(old), with_facades, as_json)
@@ -211,9 +211,9 @@ def _large_address(outputs: int, old: OldSet, with_facades: bool, as_json: bool)
                 [worker] = _children(supervisor)
                 streamed = facades.stream(port, worker, write(large)) if with_facades else None
                 found = large_address.measure(port, worker, write(large), [write(wallet) for wallet in made.wallets])
-    _tell("an address with many outputs", msgspec.structs.asdict(found), as_json)
+    _print("an address with many outputs", msgspec.structs.asdict(found), as_json)
     if streamed is not None:
-        _tell("kupo, an address with many outputs, streamed", msgspec.structs.asdict(streamed), as_json)
+        _print("kupo, an address with many outputs, streamed", msgspec.structs.asdict(streamed), as_json)
 
 
 def _against_the_constant(
@@ -271,10 +271,10 @@ def _show(title: str, found: dict[str, list[Measured]], as_json: bool) -> None:
             row |= {"of_the_constant": round(median(others), 3), "p99_by_p50": round(row["p99_ms"] / row["p50_ms"], 2)}
         if rates := [one.writer_txs_per_s for one in each if one.writer_txs_per_s is not None]:
             row["writer_txs_per_s"] = round(median(rates))
-        _tell(f"{title}: {name}", row, as_json)
+        _print(f"{title}: {name}", row, as_json)
 
 
-def _tell(title: str, figures: Mapping[str, float], as_json: bool) -> None:
+def _print(title: str, figures: Mapping[str, float], as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode({"what": title, **figures}).decode())
     else:

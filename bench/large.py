@@ -39,14 +39,14 @@ def large(outputs: int, work: Path | None) -> None:
             height += 1
         thread.join()
         click.echo(f"a transaction of {outputs:,} outputs ({len(order) >> 20} MiB) was created in {took[0]:.1f} s")
-        click.echo(f"blocks of {_TXS} transactions, alone:  {_told(alone)}")
-        click.echo(f"blocks of {_TXS} transactions, meanwhile: {_told(waits)}, {len(waits)} of them")
+        click.echo(f"blocks of {_TXS} transactions, alone:  {_summary(alone)}")
+        click.echo(f"blocks of {_TXS} transactions, meanwhile: {_summary(waits)}, {len(waits)} of them")
         click.echo(f"peak memory {daemon.peak_mb:.0f} MB")
         feeder.close()
         submitter.close()
 
 
-def _told(waits: list[float]) -> str:
+def _summary(waits: list[float]) -> str:
     cut = quantiles(waits, n=100, method="inclusive") if len(waits) > 1 else [waits[0]] * 99
     return f"p50 {cut[49] * 1000:.1f} ms, p99 {cut[98] * 1000:.1f} ms, longest {max(waits) * 1000:.1f} ms"
 

@@ -100,7 +100,7 @@ class _Balances:
         self.took: list[float] = []
         self.memory_mb = 0.0
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=each) for each in (self._ask, self._look)]
+        self._threads = [threading.Thread(target=each) for each in (self._ask, self._measure)]
         for thread in self._threads:
             thread.start()
 
@@ -114,7 +114,7 @@ class _Balances:
         while not self._stop.is_set():
             self.took.append(self._asker.ms(self._path) / 1000)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         while not self._stop.wait(0.02):
             self.memory_mb = max(self.memory_mb, _own_mb(self._worker) - self._before)
 

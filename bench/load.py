@@ -141,5 +141,5 @@ def result(process: subprocess.Popen[bytes]) -> Load:
 
 
 if __name__ == "__main__":
-    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(_load(told))))
+    given = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(_load(given))))

@@ -88,10 +88,10 @@ def prune(rows: int, blocks: int, every_ms: int, txs: int, kind: str) -> None:
                 shutil.copytree(filled, folder)
                 os.sync()  # else the first commit waits for the copy
                 seen = _run(folder, tip, blocks, txs, every_ms / 1000, enabled=enabled)
-                _tell("with the pruner" if enabled else "without it", seen, rows)
+                _show("with the pruner" if enabled else "without it", seen, rows)
 
 
-def _tell(name: str, seen: Measured, rows: int) -> None:
+def _show(name: str, seen: Measured, rows: int) -> None:
     waits, commits = quantiles(seen.waits_ms, n=100), quantiles(seen.commits_ms, n=100)
     took = (
         "" if seen.took_s is None else f"; {rows:,} in {seen.took_s:.1f} s, turns {seen.longest_turn_ms:.1f} ms at most"

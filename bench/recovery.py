@@ -61,7 +61,7 @@ async def _measure(name: str, storage: Storage, rows: int, settings: Recovery) -
         for first in range(0, rows, 10_000):
             numbers = range(first, min(first + 10_000, rows))
             await storage.add([n.to_bytes(32) for n in numbers], settings.ttl, age_s=_DUE_S)
-        _tell(name, "rows added", rows, time.perf_counter() - began)
+        _show(name, "rows added", rows, time.perf_counter() - began)
         await _drain(name, storage, rows, settings)
         await storage.add([(1 << 200).to_bytes(32)], ttl_s=_DUE_S)
         began = time.perf_counter()
@@ -90,8 +90,8 @@ async def _drain(name: str, storage: Storage, rows: int, settings: Recovery) -> 
         took = time.perf_counter() - began
         await manager.stop()
     assert (await storage.counts()).by_status["confirmed"] == rows
-    _tell(name, "due rows claimed, looked into and settled", rows, took)
+    _show(name, "due rows claimed, looked into and settled", rows, took)
 
 
-def _tell(name: str, what: str, rows: int, took: float) -> None:
+def _show(name: str, what: str, rows: int, took: float) -> None:
     click.echo(f"{name}: {rows:,} {what}: {rows / took:,.0f}/s ({took:.2f} s)")

@@ -48,7 +48,7 @@ def in_turns(systems: Mapping[str, Callable[[], Figures]], rounds: int) -> tuple
     return results, missing
 
 
-def tell(title: str, results: Results, missing: dict[str, str], ratios: list[Ratio]) -> None:
+def show(title: str, results: Results, missing: dict[str, str], ratios: list[Ratio]) -> None:
     """Print every system's figures and the ratios: the median, and with several rounds the least and the most."""
     click.echo(title)
     for name, turns in results.items():

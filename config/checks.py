@@ -56,10 +56,10 @@ def problems(config: Config) -> list[Problem]:
 
 def listeners(config: Config) -> dict[str, Path | tuple[str, int]]:
     """Return where HTTP is spoken, by the settings that report it; the first is our own interface."""
-    said = {"http.listen": config.http.listen}
+    listens = {"http.listen": config.http.listen}
     facades = (("kupo", config.kupo), ("blockfrost", config.blockfrost), ("ogmios", config.ogmios))
-    said |= {f"{name}.listen": facade.listen for name, facade in facades if facade.enabled and facade.listen}
-    return {name: parse_endpoint(listen) for name, listen in said.items()}
+    listens |= {f"{name}.listen": facade.listen for name, facade in facades if facade.enabled and facade.listen}
+    return {name: parse_endpoint(listen) for name, listen in listens.items()}
 
 
 def _facades(config: Config) -> list[Problem]:

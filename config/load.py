@@ -33,7 +33,7 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
-class _Said(NamedTuple):
+class _Given(NamedTuple):
     place: str
     raw: object
 
@@ -48,35 +48,35 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
         ConfigError: with all problems.
     """
     problems: list[str] = []
-    said = _from_file(path, environ, problems) | _from_environment(environ, problems)
+    given = _from_file(path, environ, problems) | _from_environment(environ, problems)
     values: dict[str, object] = {}
-    for name, (place, raw) in said.items():
+    for name, (place, raw) in given.items():
         try:
             values[name] = SETTINGS[name].read(raw)
         except ValueError as error:
             problems.append(f"{place}: {error}")
-    problems += _expand_strategy(values, said)
+    problems += _expand_strategy(values, given)
     if problems:
         raise ConfigError(problems)
     config = _assemble(values, environ)
     for names, what in problems_of(config):
-        place = next((said[name].place for name in names if name in said), SETTINGS[names[0]].label)
+        place = next((given[name].place for name in names if name in given), SETTINGS[names[0]].label)
         problems.append(f"{place}: {what}")
     if problems:
         raise ConfigError(problems)
     return config
 
 
-def _expand_strategy(values: dict[str, object], said: Mapping[str, _Said]) -> list[str]:
+def _expand_strategy(values: dict[str, object], given: Mapping[str, _Given]) -> list[str]:
     """Replace the shorthand that sets two switches by what it sets; return where those values came from."""
     if (strategy := values.pop(_STRATEGY, None)) is None:
         return []
     problems = []
     for name in _SET_BY_STRATEGY:
         key = name.rpartition(".")[2]
-        if name in said:
-            other = said[name].place
-            problems.append(f"{said[_STRATEGY].place}: sets {key} too, as does {other}: remove one of them")
+        if name in given:
+            other = given[name].place
+            problems.append(f"{given[_STRATEGY].place}: sets {key} too, as does {other}: remove one of them")
         values[name] = strategy in (key, "both")
     return problems
 
@@ -122,12 +122,12 @@ def _assemble(values: Mapping[str, object], environ: Mapping[str, str]) -> Confi
     return msgspec.convert(tree, Config, dec_hook=special)
 
 
-def _from_file(path: Path | None, environ: Mapping[str, str], problems: list[str]) -> dict[str, _Said]:
+def _from_file(path: Path | None, environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
     named = named_file(path, environ)
     file = named or DEFAULT_FILE
-    said: dict[str, _Said] = {}
+    given: dict[str, _Given] = {}
     try:
-        _walk(_parse(file), ROOT, file, said, problems)
+        _walk(_parse(file), ROOT, file, given, problems)
     except FileNotFoundError:
         if named:
             problems.append(f"{file}: this file does not exist" + ("" if path else ", but UTXOD_CONFIG names it"))
@@ -135,7 +135,7 @@ def _from_file(path: Path | None, environ: Mapping[str, str], problems: list[str
         problems.append(f"{file}: cannot be read: {error.strerror}")
     except ValueError as error:
         problems.append(f"{file}: {error}")
-    return said
+    return given
 
 
 def _parse(file: Path) -> dict[str, Any]:
@@ -152,16 +152,16 @@ def _parse(file: Path) -> dict[str, Any]:
         raise ValueError("lists or tables are nested too deeply") from None
 
 
-def _walk(data: dict[str, Any], table: Table, file: Path, said: dict[str, _Said], problems: list[str]) -> None:
+def _walk(data: dict[str, Any], table: Table, file: Path, given: dict[str, _Given], problems: list[str]) -> None:
     for key, value in data.items():
         entry = table.entries.get(key)
         place = f"{file}: {label(table.name, key)}"
         if isinstance(entry, Setting):
-            said[entry.name] = _Said(place, value)
+            given[entry.name] = _Given(place, value)
         elif entry is None:
             problems.append(f"{place}: unknown name, {_nearest(key, table)}")
         elif isinstance(value, dict):
-            _walk(value, entry, file, said, problems)
+            _walk(value, entry, file, given, problems)
         else:
             problems.append(f"{place}: expected a table, written [{entry.name}]")
 
@@ -175,19 +175,19 @@ def _nearest(key: str, table: Table) -> str:
     return "known here: " + ", ".join(table.entries)
 
 
-def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Said]:
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
     variables = {setting.variable: setting for setting in SETTINGS.values()}
-    said: dict[str, _Said] = {}
+    given: dict[str, _Given] = {}
     for variable in sorted(environ):
         if setting := variables.get(variable):
-            said[setting.name] = _Said(variable, _as_toml(environ[variable], setting.kind))
+            given[setting.name] = _Given(variable, _as_toml(environ[variable], setting.kind))
         elif variable.startswith(_PREFIX) and variable not in _NOT_SETTINGS:
             # Compared without the prefix, which would make all names similar.
             suffixes = [name.removeprefix(_PREFIX) for name in variables]
             near = get_close_matches(variable.removeprefix(_PREFIX), suffixes, 1, cutoff=0.5)
             hint = f"did you mean {_PREFIX}{near[0]}?" if near else "`utxod config show` has all names"
             problems.append(f"{variable}: unknown name, {hint}")
-    return said
+    return given
 
 
 def _as_toml(text: str, kind: inspect.Type) -> object:

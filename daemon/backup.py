@@ -74,7 +74,7 @@ class Output(io.RawIOBase):
             signal.signal(signal.SIGALRM, before)
 
 
-def backup(config: Config, target: Path | int, max_growth: int, tell: Callable[[int], object]) -> Manifest:
+def backup(config: Config, target: Path | int, max_growth: int, advance: Callable[[int], object]) -> Manifest:
     """Write a backup into a new folder, or to a descriptor as a tar archive; return its manifest.
 
     Raises:
@@ -83,8 +83,8 @@ def backup(config: Config, target: Path | int, max_growth: int, tell: Callable[[
     with open_disk(config, readonly=True) as disk:
         store, began = open_store(disk, config), disk.used()
 
-        def told(count: int) -> None:
-            tell(count)
+        def progress(count: int) -> None:
+            advance(count)
             if max_growth and disk.used() - began > max_growth:
                 raise StoreError(
                     f"the store has grown by more than {max_growth:,} bytes while it was copied, because freed pages "
@@ -94,13 +94,18 @@ def backup(config: Config, target: Path | int, max_growth: int, tell: Callable[[
 
         if isinstance(target, Path):
             with new_folder(target) as folder:
-                return _write(config, disk, store, folder, told, folder.folder)
+                return _write(config, disk, store, folder, progress, folder.folder)
         with Tar(cast(BinaryIO, Output(target, config.store.max_reader_age))) as archive:
-            return _write(config, disk, store, archive, told, None)
+            return _write(config, disk, store, archive, progress, None)
 
 
 def _write(
-    config: Config, disk: Disk, store: HistoryStore, target: Target, told: Callable[[int], None], scratch: Path | None
+    config: Config,
+    disk: Disk,
+    store: HistoryStore,
+    target: Target,
+    progress: Callable[[int], None],
+    scratch: Path | None,
 ) -> Manifest:
     blobs, missing = _blobs(config), list[str]()
     if config.transactions.enabled and blobs is None:
@@ -129,7 +134,7 @@ def _write(
         )
 
     return write_backup(
-        disk, config.data_dir / "recovery.db" if sqlite else None, blobs, Writer(target, told), about, scratch
+        disk, config.data_dir / "recovery.db" if sqlite else None, blobs, Writer(target, progress), about, scratch
     )
 
 

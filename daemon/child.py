@@ -41,7 +41,7 @@ class Place:
     def __init__(self) -> None:
         self._shared = mmap(-1, 4096)
 
-    def tell(self, table: str, row: int, key: bytes) -> None:
+    def note(self, table: str, row: int, key: bytes) -> None:
         """Return which row of a table was read last; 0 before the first."""
         name, key = table.encode(), key[: self._LONGEST_KEY]
         self._shared[: self._HEAD.size] = self._HEAD.pack(row, len(name), len(key))

@@ -235,9 +235,9 @@ def reindex(context: click.Context, records: bool) -> None:
 def serve(context: click.Context, workers: int | None, inherit: tuple[str, int] | None) -> None:
     """Answer queries over HTTP, with or without a running daemon."""
     if inherit is not None:
-        from daemon.http.worker import handed_over, work
+        from daemon.http.worker import inherited, work
 
-        with service(lambda: handed_over(inherit[1])) as config, store_errors(), one_failure():
+        with service(lambda: inherited(inherit[1])) as config, store_errors(), one_failure():
             work(config, [*map(int, inherit[0].split(","))], inherit[1])
         return
     with service(lambda: context.obj.config) as config, store_errors(), one_failure():

@@ -20,8 +20,8 @@ from handlers.events import (
     Welcome,
 )
 
-Heard = Fact | Welcome | Ack | Error
-_HEARD: msgspec.msgpack.Decoder[Heard] = msgspec.msgpack.Decoder(
+Received = Fact | Welcome | Ack | Error
+_DECODER: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(
     BlockCommitted | RolledBack | Pruned | TxStatusChanged | Welcome | Ack | Error
 )
 
@@ -54,10 +54,10 @@ class Line:
         """Send messages; does not wait for answers."""
         self._socket.sendall(b"".join(wire.encode(message, "frames") for message in messages))
 
-    def receive(self) -> Heard:
+    def receive(self) -> Received:
         """Return the next message of the daemon."""
         (length,) = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))
-        return _HEARD.decode(self._exactly(length))
+        return _DECODER.decode(self._exactly(length))
 
     def _exactly(self, size: int) -> bytes:
         raw = self._in.read(size)

@@ -59,7 +59,7 @@ def examine(config: Config, path: Path, node: str | None) -> Iterator[Finding]:
 def _store(config: Config) -> Finding:
     """Whether the store can be opened, by a child: a damaged one may end a process."""
 
-    def look() -> None:
+    def read() -> None:
         refuse_incomplete(config.data_dir)
         refuse_after_crash(folder(config))
         with open_disk(config, readonly=True) as disk:
@@ -68,7 +68,7 @@ def _store(config: Config) -> Finding:
     if not (folder(config) / "data.mdb").exists() and not (config.data_dir / "restoring").exists():
         return Finding("store", "ok", "there is none yet")
     try:
-        run_in_child(look)
+        run_in_child(read)
     except StoreError as error:
         return Finding("store", "wrong", str(error), getattr(error, "advice", "see docs/operate.md, Exit codes"))
     return Finding("store", "ok", f"{folder(config)} can be opened")
@@ -123,7 +123,7 @@ def _refuses(path: Path) -> bool:
 def _last_block(config: Config, path: Path) -> Finding:
     """How old the latest block is; a child reads the store."""
 
-    def look() -> bytes:
+    def read() -> bytes:
         with open_query(config) as query, query.snapshot() as shot:
             block = query.store.block_at(shot.txn, shot.state.tip) if shot.state.tip else None
             return msgspec.json.encode(None if block is None else (block.height, block.time))
@@ -132,7 +132,7 @@ def _last_block(config: Config, path: Path) -> Finding:
     if not (folder(config) / "data.mdb").exists():
         return Finding("last block", "warning", "there is none yet", advice)
     try:
-        found = msgspec.json.decode(answer_of_child(look), type=tuple[int, int | None] | None)
+        found = msgspec.json.decode(answer_of_child(read), type=tuple[int, int | None] | None)
     except StoreError:  # another check says why
         return Finding("last block", "warning", "not known: the store cannot be read")
     if found is None:
@@ -154,12 +154,12 @@ def _node(config: Config, url: str | None) -> Finding:
     if url is None:
         return Finding("node", "ok", "none is configured (--node URL)")
     try:
-        said = _ogmios(url) if url.startswith(("ws://", "wss://")) else _bitcoin(config, url)
+        detail = _ogmios(url) if url.startswith(("ws://", "wss://")) else _bitcoin(config, url)
     except (NodeAway, NodeError, ValueError, OSError, HTTPException) as error:
         return Finding(
             "node", "wrong", str(error) or type(error).__name__, "start it, or correct its address, user and password"
         )
-    return Finding("node", "ok", said)
+    return Finding("node", "ok", detail)
 
 
 def _bitcoin(config: Config, url: str) -> str:

@@ -55,7 +55,7 @@ _SEED, _PAID, _WAITS = _hash("a0"), _hash("a1"), _hash("a2")
 _FIRST, _SECOND = Point(1, 20, _hash("b1")), Point(2, 40, _hash("b2"))
 _POLICY = bytes.fromhex("dd" * 28)
 
-STORY: tuple[Inbound, ...] = (
+SEQUENCE: tuple[Inbound, ...] = (
     Hello(seq=1, client="mine/1.0", network_tip=NetworkTip(height=2, slot=40)),
     Subscribe(seq=2, events=["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"], from_sequence=1),
     GenesisOutputs(seq=3, outputs=[GenesisOutput(_SEED, 0, Output(_ANN, 10_000_000))]),
@@ -144,4 +144,4 @@ ANSWERS: tuple[Outbound, ...] = (
     Pruned(spent_outputs=12, transactions=3, undo_records=1, floor=_FIRST, sequence=8),
     TxStatusChanged(txid=_WAITS, status="pending", height=1, cause=Submitted(), sequence=2),
 )
-EXAMPLES: tuple[Inbound | Outbound, ...] = (*STORY, *ANSWERS)
+EXAMPLES: tuple[Inbound | Outbound, ...] = (*SEQUENCE, *ANSWERS)

@@ -24,7 +24,7 @@ def weight(size: int) -> int:
     return size + _OVERHEAD
 
 
-class Room:
+class Budget:
     """Bytes that messages may take together. One message longer than all of it is let in in addition to them."""
 
     def __init__(self, capacity: int) -> None:
@@ -66,7 +66,7 @@ class Room:
             self.oversized = 0
         self._admit()
 
-    def move(self, size: int, to: Room) -> None:
+    def move(self, size: int, to: Budget) -> None:
         """Move what one client has reserved to another budget."""
         to.reserved += size
         if size > self.capacity:  # an oversized message is among it
@@ -96,7 +96,7 @@ class Inbox:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity  # of either budget
-        self.shared, self.feeding = Room(capacity), Room(capacity)
+        self.shared, self.feeding = Budget(capacity), Budget(capacity)
         self.clients = 0  # that have messages here, or wait for space
         self.messages = FairQueue[Delivery]()
         self._moved = anyio.Event()
@@ -141,7 +141,7 @@ class Channel:
 
     def __init__(self, inbox: Inbox, user: Hashable) -> None:
         self._inbox = inbox
-        self._room = inbox.shared
+        self._budget = inbox.shared
         self._held = 0  # the budget that it uses, or waits for
         self._tickets = Flow[anyio.Event](user)
         self._messages = Flow[Delivery](user)
@@ -150,14 +150,14 @@ class Channel:
         """Wait for space for a message of `size` bytes."""
         self._hold(weight(size))
         try:
-            await self._room.reserve(weight(size), self._tickets)
+            await self._budget.reserve(weight(size), self._tickets)
         except BaseException:
             self._hold(-weight(size))
             raise
 
     def take(self, size: int) -> bool:
         """Reserve space for a message of `size` bytes, if that needs no waiting."""
-        if not self._room.take(weight(size)):
+        if not self._budget.take(weight(size)):
             return False
         self._hold(weight(size))
         return True
@@ -166,7 +166,7 @@ class Channel:
         """Release the space of messages of these sizes."""
         weights = [weight(size) for size in sizes]
         self._hold(-sum(weights))
-        self._room.release(*weights)
+        self._budget.release(*weights)
 
     def put(self, delivery: Delivery) -> None:
         """Queue a message whose space was reserved."""
@@ -175,10 +175,10 @@ class Channel:
 
     def feed(self) -> None:
         """Be the feeder's from now on, with all that is on its way."""
-        if self._room is self._inbox.shared:
+        if self._budget is self._inbox.shared:
             self._inbox.messages.move(self._messages, _FEEDER)
-            self._room.move(self._held, self._inbox.feeding)
-            self._room = self._inbox.feeding
+            self._budget.move(self._held, self._inbox.feeding)
+            self._budget = self._inbox.feeding
 
     def _hold(self, size: int) -> None:
         before, self._held = self._held, self._held + size

@@ -31,7 +31,7 @@ from storage.history.layout import to_extra
 from storage.history.store import HistoryStore
 from storage.history.verify import MOST, silent
 from storage.history.verify import verify as verify_store
-from storage.history.view import Tell
+from storage.history.view import Progress
 from storage.pages import check_pages
 from storage.precheck import precheck
 from storage.rows import Body
@@ -68,7 +68,7 @@ def copy_place(config: Config, copy_to: Path | None) -> Copy:
     return Copy(place)
 
 
-def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
+def verify(config: Config, copy: Copy, progress: Progress = silent) -> Verified:
     """Return what is wrong with the store, and which transactions are half-made: that is no damage, it heals.
 
     Pages come first, read without LMDB: on damaged ones it may end this process.
@@ -78,9 +78,9 @@ def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
     left_out = copy.left_out
     with _whole(partial(_open, copies=True), config) as disk:
         try:
-            found = _walk(config, disk, copy.place, tell)
+            found = _walk(config, disk, copy.place, progress)
         except StoreFull as full:
-            found, left_out = _walk(config, disk, None, tell), str(full)
+            found, left_out = _walk(config, disk, None, progress), str(full)
     return Verified(found.findings, _not_tried(left_out) + found.half_made, found.contradictions)
 
 
@@ -98,7 +98,7 @@ def _not_tried(left_out: str | None) -> list[str]:
     return [f"the undo logs were not tried on a copy: {left_out} (--copy-to)"] if left_out else []
 
 
-def _walk(config: Config, disk: Disk, place: Path | None, tell: Tell) -> Audited:
+def _walk(config: Config, disk: Disk, place: Path | None, progress: Progress) -> Audited:
     """Walk a copy of the store in `place`, else the store itself."""
     audited = Audited([], [])
 
@@ -110,7 +110,7 @@ def _walk(config: Config, disk: Disk, place: Path | None, tell: Tell) -> Audited
 
     with _in_place(disk) if place is None else nullcontext():
         findings = verify_store(
-            disk, quick=place is None, also=records, copy_to=place, tell=tell, leaves=leaf_writer(config)
+            disk, quick=place is None, also=records, copy_to=place, progress=progress, leaves=leaf_writer(config)
         )
         return msgspec.structs.replace(audited, findings=findings)
 

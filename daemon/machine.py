@@ -53,12 +53,14 @@ def libraries() -> Finding:
             versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             missing.append(name)
-    said = f"{', '.join(versions)}; LMDB {'.'.join(map(str, lmdb.version()))}, SQLite {sqlite3.sqlite_version}"
+    summary = f"{', '.join(versions)}; LMDB {'.'.join(map(str, lmdb.version()))}, SQLite {sqlite3.sqlite_version}"
     if missing:
         return Finding("libraries", "wrong", f"not installed: {', '.join(missing)}", "install utxod again, with pip")
     if sqlite3.sqlite_version_info < _SQLITE:
-        return Finding("libraries", "wrong", said, "recovery needs SQLite 3.38 or later: use a newer Python or system")
-    return Finding("libraries", "ok", said)
+        return Finding(
+            "libraries", "wrong", summary, "recovery needs SQLite 3.38 or later: use a newer Python or system"
+        )
+    return Finding("libraries", "ok", summary)
 
 
 def clock(config: Config) -> Finding:

@@ -315,7 +315,7 @@ def keep_updated(metrics_file: MetricsFile, numbers: Callable[[], bytes]) -> Ite
 
 def daemon_numbers(where: Path) -> Numbers | None:
     """Return what the daemon counts, None when none runs."""
-    numbers, lives = _look(where / "daemon", Numbers)
+    numbers, lives = _read(where / "daemon", Numbers)
     return numbers if lives else None
 
 
@@ -323,7 +323,7 @@ def served(where: Path, parent: int) -> tuple[Served, int]:
     """Return what all workers of one parent have counted, the dead ones too, and how many live."""
     total, alive = Served(), 0
     for path in where.glob(f"http-{parent}-*"):
-        one, lives = _look(path, Served)
+        one, lives = _read(path, Served)
         alive += lives
         if one is not None:
             one.connections *= lives
@@ -336,7 +336,7 @@ def _sweep(where: Path) -> None:
     for path in where.glob("http-*"):
         parent = path.name.split("-")[1]
         gone = parent == str(os.getpid()) or not Path("/proc", parent).exists()
-        if gone and not _look(path, Served)[1]:
+        if gone and not _read(path, Served)[1]:
             with suppress(OSError):
                 path.unlink()
 
@@ -352,7 +352,7 @@ def _claim(path: Path) -> MetricsFile | None:
     return MetricsFile(descriptor)
 
 
-def _look(path: Path, kind: type[_T]) -> tuple[_T | None, bool]:
+def _read(path: Path, kind: type[_T]) -> tuple[_T | None, bool]:
     """Return the content of a file, None where nothing can be read, and whether its process lives."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -134,11 +134,11 @@ def prune_status(config: Config, count: int) -> list[PrunerJob]:
             return pruner_jobs(disk, txn, count)
 
 
-def reindex(config: Config, tell: Callable[[int], None]) -> str:
-    """Rebuild the configured indexes; return a report. `tell` is called with the outputs that are done."""
+def reindex(config: Config, progress: Callable[[int], None]) -> str:
+    """Rebuild the configured indexes; return a report. `progress` is called with the outputs that are done."""
     wanted = wanted_indexes(config)
     with _open_disk(config) as disk:
-        outputs = reindex_store(open_store(disk, config), wanted, tell)
+        outputs = reindex_store(open_store(disk, config), wanted, progress)
     return f"indexed {outputs} outputs by {', '.join(wanted) or 'nothing'}"
 
 

@@ -143,7 +143,7 @@ class Outbox:
         self._held_bytes += len(message)
         self._count(len(message))
 
-    async def room(self, most: int, patience_s: float) -> bool:
+    async def drained_to(self, most: int, patience_s: float) -> bool:
         """Wait until at most so many bytes are unread; cut off a client that reads nothing meanwhile.
 
         Returns False once the client is sent nothing more.

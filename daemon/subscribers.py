@@ -115,7 +115,7 @@ class Subscribers:
                     subscription.live = True
                     return
                 await anyio.sleep(monotonic() - began)  # the writer needs the interpreter too
-                if not await outbox.room(_UNREAD, _PATIENCE_S):
+                if not await outbox.drained_to(_UNREAD, _PATIENCE_S):
                     return
                 rows = await self._fetch(subscription.next)
         except Refused as refused:

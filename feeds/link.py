@@ -64,7 +64,7 @@ class Sent(Struct, frozen=True):
 class Link:
     """One feed, over as many connections as it takes.
 
-    `chain` is the one that is fed: a daemon of another is refused before anything is sent to it. `told` receives one
+    `chain` is the one that is fed: a daemon of another is refused before anything is sent to it. `notice` receives one
     line for each message to the operator; `acknowledged` receives every answer. With `refused` a transaction that the
     daemon refuses is reported there by its id, whatever the reason, and the feed continues; with `kept` one that it it
     does not withdraw.
@@ -78,7 +78,7 @@ class Link:
         network_height: int | None = None,
         window_bytes: int = 64 << 20,
         patience_s: float = math.inf,
-        told: Callable[[str], None] = lambda _: None,
+        notice: Callable[[str], None] = lambda _: None,
         acknowledged: Callable[[Sent, str], None] = lambda *_: None,
         refused: Callable[[bytes, Error], None] | None = None,
         kept: Callable[[bytes, Error], None] | None = None,
@@ -88,7 +88,7 @@ class Link:
         self._chain = chain
         self._window_bytes = window_bytes
         self._patience_s = patience_s
-        self._told = told
+        self._notice = notice
         self._acknowledged = acknowledged
         self._refused, self._kept = refused, kept
         self._window: deque[Sent] = deque()
@@ -149,7 +149,7 @@ class Link:
         raw = encode(msgspec.structs.replace(message, seq=self._seq), "frames")
         while self._window and self._bytes + len(raw) > self._window_bytes:
             await self._wait()
-        self._window.append(Sent(self._seq, raw, *_leads_to(message), self._hears_of(message)))
+        self._window.append(Sent(self._seq, raw, *_leads_to(message), self._on_refusal(message)))
         self._bytes += len(raw)
         self._fresh_bytes += len(raw)
         self._unsent += 1
@@ -158,7 +158,7 @@ class Link:
             self._fresh_bytes = 0
             await checkpoint()
 
-    def _hears_of(self, message: Inbound) -> Callable[[Error], None] | None:
+    def _on_refusal(self, message: Inbound) -> Callable[[Error], None] | None:
         """Return the callback for a message that may be refused without ending the feed."""
         match message:
             case TxSubmitted(tx=tx) if self._refused is not None:
@@ -207,7 +207,7 @@ class Link:
         if anyio.current_time() - since > self._patience_s:
             raise FeedError(what)
         pause = _PATIENCE_S[min(tries, len(_PATIENCE_S) - 1)]
-        self._told(f"{what}; trying again in {pause:g} s")
+        self._notice(f"{what}; trying again in {pause:g} s")
         await anyio.sleep(pause)
 
     async def _session(self) -> None:
@@ -282,9 +282,11 @@ class Link:
                     self._acknowledged(self._pop(), status)
                 case Welcome():
                     pass  # to a Hello that renewed the network's height
-                case Error(seq=seq, code=code) if seq == self._window[0].seq and (hear := self._window[0].refused):
+                case Error(seq=seq, code=code) if seq == self._window[0].seq and (
+                    on_refusal := self._window[0].refused
+                ):
                     self._acknowledged(self._pop(), code)
-                    hear(answer)
+                    on_refusal(answer)
                 case Error(code=code, message=message, retryable=True):
                     raise _Away(f"the daemon answers {code}: {message}")
                 case Error(code=code, message=message):

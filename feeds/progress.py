@@ -29,7 +29,7 @@ class FeedProgress:
         self._place = place
         self._total = total if callable(total) else lambda: total
         self._console = Console(file=sys.stderr)
-        self._began = self._said = monotonic()
+        self._began = self._shown_at = monotonic()
         self.counts: dict[str, int] = {}
         self.transactions = 0  # where they are counted
         self.height: int | None = None
@@ -59,7 +59,7 @@ class FeedProgress:
         if error is None or self.counts:
             self._say(self.summary())
 
-    def tell(self, line: str) -> None:
+    def show(self, line: str) -> None:
         """Print one line for the operator."""
         self._say(line)
 
@@ -74,8 +74,8 @@ class FeedProgress:
             self._bar.update(
                 self._task, completed=self._place(), total=self._total(), height=self.height, messages=done
             )
-        elif monotonic() - self._said > _LINE_EVERY_S:
-            self._said = monotonic()
+        elif monotonic() - self._shown_at > _LINE_EVERY_S:
+            self._shown_at = monotonic()
             self._say(self.summary() + self._left())
 
     def _left(self) -> str:

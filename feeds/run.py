@@ -95,10 +95,12 @@ def run(
     """
     gc.set_threshold(100_000, 50, 100)  # blocks are trees without cycles
     progress = FeedProgress(name, place, total)
-    meet(progress.tell)
+    meet(progress.show)
     with speaking(), progress:
         try:
-            anyio.run(_until_told, job, messages, progress, refused, kept, chain, backend_options={"use_uvloop": True})
+            anyio.run(
+                _until_stopped, job, messages, progress, refused, kept, chain, backend_options={"use_uvloop": True}
+            )
         except KeyboardInterrupt:
             raise click.Abort from None
 
@@ -127,13 +129,13 @@ def network_of(job: Job, family: str, chosen: str | None, known: Collection[str]
 async def _ask(job: Job) -> Welcome | None:
     """Return the daemon's Welcome; None when stopped by a signal before it has answered."""
 
-    def tell(line: str) -> None:
+    def show(line: str) -> None:
         click.echo(line, err=True)
 
     with anyio.CancelScope() as leaving:
         if threading.current_thread() is threading.main_thread():
-            _heed(leaving, lambda: tell(f"waiting for the daemon on {job.socket}"))
-        return await Link(job.socket, patience_s=job.wait or float("inf"), told=tell).arrive()
+            _heed(leaving, lambda: show(f"waiting for the daemon on {job.socket}"))
+        return await Link(job.socket, patience_s=job.wait or float("inf"), notice=show).arrive()
     return None
 
 
@@ -148,7 +150,7 @@ def speaking() -> Iterator[None]:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from error
 
 
-async def _until_told(
+async def _until_stopped(
     job: Job,
     messages: Messages,
     progress: FeedProgress,
@@ -159,18 +161,18 @@ async def _until_told(
     """Feed, and end in order on a signal: files are closed, and the next feed continues from the daemon's tip."""
     with anyio.CancelScope() as leaving:
         if threading.current_thread() is threading.main_thread():  # no other may ask for signals
-            _heed(leaving, lambda: progress.tell(progress.summary()))
+            _heed(leaving, lambda: progress.show(progress.summary()))
         await _feed(job, messages, progress, refused, kept, chain)
 
 
-def _heed(leaving: anyio.CancelScope, tell: Callable[[], None]) -> None:
+def _heed(leaving: anyio.CancelScope, show: Callable[[], None]) -> None:
     """React to signals until the loop closes; one that is ignored at the start, as by nohup, stays so."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, leaving.cancel)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        loop.add_signal_handler(number, tell)
+        loop.add_signal_handler(number, show)
 
 
 async def _feed(
@@ -191,7 +193,7 @@ async def _feed(
         network_height=job.network_tip,
         window_bytes=job.window << 20,
         patience_s=job.wait or float("inf"),
-        told=progress.tell,
+        notice=progress.show,
         acknowledged=lambda sent, status: progress.count(status, sent.height),
         refused=refused,
         kept=kept,

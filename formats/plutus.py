@@ -116,17 +116,17 @@ def _native(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
     kind, at = uint(raw, at)
     if kind >= len(_KINDS):
         raise CborError(f"a native script of kind {kind}", at)
-    said: dict[str, Any] = {"type": _KINDS[kind]}
+    native: dict[str, Any] = {"type": _KINDS[kind]}
     if kind == 0:
         key, at = bytestring(raw, at)
-        said["keyHash"] = key.hex()
+        native["keyHash"] = key.hex()
     elif kind < 4:
         if kind == 3:
-            said["required"], at = uint(raw, at)
-        said["scripts"], at = _natives(raw, at, depth)
+            native["required"], at = uint(raw, at)
+        native["scripts"], at = _natives(raw, at, depth)
     else:
-        said["slot"], at = uint(raw, at)
-    return said, at + (count < 0)
+        native["slot"], at = uint(raw, at)
+    return native, at + (count < 0)
 
 
 def _natives(raw: bytes, at: int, depth: int) -> tuple[list[Any], int]:

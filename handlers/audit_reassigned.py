@@ -30,19 +30,19 @@ class ReassignedAudit:
         if not entries:
             return
         name, moves = show(outpoint), self._pool.reassigned.find(txn, *outpoint)
-        said = [(each.height, each.since) for each in entries]
+        mine = [(each.height, each.since) for each in entries]
         there = [] if moves is None else [(each.height, each.since) for each in moves.given]
-        if said != there:
-            yield f"output {name} was reassigned at {said} by its record, at {there} by the table of reassigned outputs"
+        if mine != there:
+            yield f"output {name} was reassigned at {mine} by its record, at {there} by the table of reassigned outputs"
         if row[:HASH] != entries[-1].new_hash:
             yield f"output {name} was reassigned, its slot does not have the hash of its new owner"
         if any(each.spent for each in entries) and not spending.spent(row):
             yield f"output {name} counts as spent by a block, its slot is not spent"
-        told = None if found is None or found.failed else self._chain.told(txn, found, outpoint[1])
-        if found is None or told is None:
+        shown = None if found is None or found.failed else self._chain.told(txn, found, outpoint[1])
+        if found is None or shown is None:
             return
-        if any(each.spent != (len(told) > HASH) for each in entries):
-            state = "spent" if len(told) > HASH else "unspent"
+        if any(each.spent != (len(shown) > HASH) for each in entries):
+            state = "spent" if len(shown) > HASH else "unspent"
             self._contradict(f"output {name} is {state} in the UTXO store, its reassignment does not count it so")
         if moves is not None and moves.first != self._chain.paid(txn, found, outpoint[1])[0]:
             self._contradict(f"output {name} was reassigned by another owner than the one in the UTXO store")

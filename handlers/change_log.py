@@ -38,9 +38,7 @@ _KINDS: dict[FactType, type[stored.Fact]] = {
     "RolledBack": stored.RollbackFact,
     "Pruned": stored.PrunedFact,
 }
-_LOOKED_AT = (
-    5_000  # rows that are searched for recent facts: what happens to transactions is thousands of facts a block
-)
+_EXAMINED = 5_000  # rows that are searched for recent facts: what happens to transactions is thousands of facts a block
 
 
 class Gone(Exception):
@@ -95,10 +93,10 @@ class ChangeLog:
 
         self.written = []
         done = self.store.disk.write(logged)
-        told, self.facts = self.facts, []
-        facts = [*told, *(self._elsewhere.popleft() for _ in range(elsewhere))]
+        facts_of_this, self.facts = self.facts, []
+        facts = [*facts_of_this, *(self._elsewhere.popleft() for _ in range(elsewhere))]
         durable = [msgspec.structs.replace(fact, sequence=n) for n, fact in enumerate(facts, first)]
-        self.written = durable[: len(told)]
+        self.written = durable[: len(facts_of_this)]
         if durable:
             self._durable.append(durable)
         return done
@@ -166,7 +164,7 @@ def recent(store: LogStore, txn: Txn, types: Collection[FactType], most: int) ->
     Raises:
         Damaged: a row can't be read.
     """
-    found = store.back(txn, [_KINDS[name] for name in types], most_rows=_LOOKED_AT)
+    found = store.back(txn, [_KINDS[name] for name in types], most_rows=_EXAMINED)
     return [(at, from_row(fact, n)) for n, at, fact in islice(found, most)]
 
 

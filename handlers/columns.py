@@ -89,7 +89,7 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
         return None
     inputs = _inputs(list(map(attrgetter("inputs"), txs)))
     outputs = _outputs(list(map(attrgetter("outputs"), txs)))
-    if inputs is None or outputs is None or not _is_told_of_each(txs, inputs[0]):
+    if inputs is None or outputs is None or not _has_one_for_each(txs, inputs[0]):
         return None
     txids = words(b"".join(map(attrgetter("txid"), txs)))
     flags = np.fromiter(map(attrgetter("coinbase"), txs), np.uint8, len(txs)) * np.uint8(TxFlag.COINBASE)
@@ -102,12 +102,12 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
     return block
 
 
-def _is_told_of_each(txs: list[RawTx], inputs_of: Numbers) -> bool:
+def _has_one_for_each(txs: list[RawTx], inputs_of: Numbers) -> bool:
     """Return whether `previous` has one entry for each input wherever it is given."""
-    told = list(map(attrgetter("previous"), txs))
-    if told.count(None) == len(told):
+    entries = list(map(attrgetter("previous"), txs))
+    if entries.count(None) == len(entries):
         return True
-    return all(each is None or len(each) == count for each, count in zip(told, inputs_of.tolist(), strict=True))
+    return all(each is None or len(each) == count for each, count in zip(entries, inputs_of.tolist(), strict=True))
 
 
 def whole(block: BlockApplied) -> BlockApplied:
@@ -310,14 +310,14 @@ def _lists(raws: list[msgspec.Raw]) -> tuple[bytes, Bytes, Numbers, Numbers, Num
 def _inputs(raws: list[msgspec.Raw]) -> tuple[Numbers, Words, Numbers] | None:
     """Return how many inputs there are of each transaction, what they spend from, and the index there."""
     _, array, starts, ends, header, counts = _lists(raws)
-    room = np.concatenate((array, np.zeros(64, np.uint8)))
-    at = np.flatnonzero((array == 0x92) & (room[1 : len(array) + 1] == 0xC4) & (room[2 : len(array) + 2] == 0x20))
-    size = _INTEGER[room[at + 35]]
+    padded = np.concatenate((array, np.zeros(64, np.uint8)))
+    at = np.flatnonzero((array == 0x92) & (padded[1 : len(array) + 1] == 0xC4) & (padded[2 : len(array) + 2] == 0x20))
+    size = _INTEGER[padded[at + 35]]
     at, size = _apart(at, at + 36 + size, size)
     if np.any(size < 0) or not _follow(at, at + 36 + size, starts, ends, header, counts):
         return None
-    ids = room[(at + 3)[:, None] + np.arange(32)].view("<u8")
-    index = _integers(room, at + 35, size)
+    ids = padded[(at + 3)[:, None] + np.arange(32)].view("<u8")
+    index = _integers(padded, at + 35, size)
     if np.any(index > _MOST_INDEX):  # which is refused, and the general decoder names the place
         return None
     return counts, ids, index.astype(np.int64)
@@ -337,24 +337,24 @@ def _outputs(raws: list[msgspec.Raw]) -> tuple[Numbers, list[bytes], Words, Flag
     joined, array, starts, ends, header, counts = _lists(raws)
     if len(array) < 20:
         return (counts, [], np.empty(0, np.uint64), np.empty(0, np.bool_)) if np.all(counts == 0) else None
-    room = np.concatenate((array, np.zeros(300, np.uint8)))
+    padded = np.concatenate((array, np.zeros(300, np.uint8)))
     at = np.flatnonzero((array[:-1] & 0xFE == 0x82) & (array[1:] == 0xA7))
-    at = at[_reads(room, at + 1, _ADDRESS)]
-    length = room[at + 10].astype(np.int64)
+    at = at[_reads(padded, at + 1, _ADDRESS)]
+    length = padded[at + 10].astype(np.int64)
     value = at + 11 + length
-    if np.any(value + 16 > len(room)) or not np.all(_reads(room, value, _VALUE)):
+    if np.any(value + 16 > len(padded)) or not np.all(_reads(padded, value, _VALUE)):
         return None
-    size = _INTEGER[room[value + 6]]
+    size = _INTEGER[padded[value + 6]]
     end = value + 7 + size
-    spendable = room[at] == 0x82
+    spendable = padded[at] == 0x82
     if not spendable.all():
-        if not np.all(_reads(room, end[~spendable], _UNSPENDABLE)):
+        if not np.all(_reads(padded, end[~spendable], _UNSPENDABLE)):
             return None
         end = end + np.where(spendable, 0, len(_UNSPENDABLE))
     if np.any(size < 0) or not _follow(at, end, starts, ends, header, counts):
         return None
     addresses = [joined[a:b] for a, b in zip((at + 11).tolist(), value.tolist(), strict=True)]
-    return counts, addresses, _integers(room, value + 6, size), spendable
+    return counts, addresses, _integers(padded, value + 6, size), spendable
 
 
 def _reads(array: Bytes, at: Numbers, what: Bytes) -> Flags:

@@ -18,7 +18,7 @@ class Datum(Struct, frozen=True):
     datum: Hex
 
 
-def look_for_datum(shot: Snapshot, digest: bytes) -> Iterator[bytes | None]:
+def search_datum(shot: Snapshot, digest: bytes) -> Iterator[bytes | None]:
     """Search for the datum with a hash: yield None now and then, so that others get a turn, and at last the datum.
 
     It is known while an output that has the hash lives, or was spent in a block above the rollback floor: as inline
@@ -37,4 +37,4 @@ def find_datum(shot: Snapshot, digest: bytes) -> bytes | None:
     Raises:
         NoIndex: the index by datum is not kept.
     """
-    return next((found for found in look_for_datum(shot, digest) if found is not None), None)
+    return next((found for found in search_datum(shot, digest) if found is not None), None)

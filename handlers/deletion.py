@@ -214,13 +214,13 @@ class Deletion:
         return True
 
     def _check_spenders(self, view: TxView, txid: bytes, number: int, gone: Collection[bytes], safe: int) -> None:
-        looked: set[bytes] = set()
+        examined: set[bytes] = set()
         for _, row in view.slots(txid, number):
             if len(row) == HASH or row[HASH:] == FROZEN:
                 continue
             child = claimant(row)[0]
-            if child not in looked and child not in gone:
-                looked.add(child)
+            if child not in examined and child not in gone:
+                examined.add(child)
                 self._check_spender(view, child, safe)
 
     def _check_spender(self, view: TxView, child: bytes, safe: int) -> None:
@@ -285,8 +285,8 @@ class Deletion:
     def busy(self, txn: Txn, height: int, safe: int) -> bool:
         """Return whether a cycle would find anything to examine."""
         cutoff = height - self.terms.unmined_retention
-        looks = ((self.pool.unmined, cutoff, 0), (self.pool.preserved, height, 1), (self.pool.delete_at, safe, 1))
-        return any(self._places(Step(), txn, db, at, None, 1, lowest=lowest) for db, at, lowest in looks)
+        sources = ((self.pool.unmined, cutoff, 0), (self.pool.preserved, height, 1), (self.pool.delete_at, safe, 1))
+        return any(self._places(Step(), txn, db, at, None, 1, lowest=lowest) for db, at, lowest in sources)
 
     def _places(
         self, step: Step, txn: Txn, db: Db, height: int, after: Place | None, limit: int, lowest: int = 1

@@ -20,7 +20,7 @@ log = structlog.get_logger("transactions")
 
 _STEPS = 200  # before the next look
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 5.0, 0.1  # between two looks
-_LOOKS_IN_AGE = 20
+_CHECKS_IN_AGE = 20
 _DELETING_S = 0.02  # how long a turn deletes blobs
 
 
@@ -31,7 +31,7 @@ class Evictions:
         self._chain, self._evictor, self._transactions = chain, tx_blocks.evictor, tx_blocks.transactions
         self._removal = tx_blocks.removal
         age_s = self._transactions.rules.max_pending_age_s
-        self.pause_s = max(min(age_s / _LOOKS_IN_AGE or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S), _SHORTEST_PAUSE_S)
+        self.pause_s = max(min(age_s / _CHECKS_IN_AGE or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S), _SHORTEST_PAUSE_S)
 
     def evict_aged(self) -> Committed | None:
         """Evict some, in a commit of their own; None when there is nothing more to evict now."""

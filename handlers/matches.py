@@ -19,7 +19,7 @@ from storage.errors import Damaged
 from storage.history.layout import Flags, Numbers, outputs_in, to_extra
 from storage.history.output_keys import RULES
 
-NOBODY = -1  # in place of a spender
+NONE = -1  # in place of a spender
 READ = 500  # outputs that are read before others get a turn
 _RANGE = 1 << 16  # numbers that are examined together where no index is used
 _KNOWN = 2000  # addresses of which it is known whether they match
@@ -82,11 +82,11 @@ class Spends:
         self._numbers, self._spenders = numbers[order], np.concatenate(spenders)[order]
 
     def of(self, numbers: Numbers) -> Numbers:
-        """Return who spent each of these numbers, or `NOBODY`."""
+        """Return who spent each of these numbers, or `NONE`."""
         if len(self._numbers) == 0:
-            return np.full(len(numbers), NOBODY, np.int64)
+            return np.full(len(numbers), NONE, np.int64)
         places = np.searchsorted(self._numbers, numbers).clip(max=len(self._numbers) - 1)
-        found: Numbers = np.where(self._numbers[places] == numbers, self._spenders[places], NOBODY)
+        found: Numbers = np.where(self._numbers[places] == numbers, self._spenders[places], NONE)
         return found
 
 
@@ -171,12 +171,12 @@ class Matches:
         wanted, lives = self._wanted, live(numbers)
         if self.live_only:
             numbers = numbers[lives]
-            return numbers, np.full(len(numbers), NOBODY, np.int64)
-        spenders = np.full(len(numbers), NOBODY, np.int64)
+            return numbers, np.full(len(numbers), NONE, np.int64)
+        spenders = np.full(len(numbers), NONE, np.int64)
         dead = np.flatnonzero(~lives)
         if len(dead):
             spenders[dead] = self._spenders(numbers[dead])
-        there = spenders != NOBODY
+        there = spenders != NONE
         if wanted.spent_in is not None:
             first, end = self._spending_numbers(wanted.spent_in)
             there &= (spenders >= first) & (spenders < end)
@@ -187,7 +187,7 @@ class Matches:
         if self._wanted.txid is None:
             return self._spends().of(dead)
         found = self._shot.stored.spenders(int(dead.min()), int(dead.max()) + 1)
-        return np.array([found.get(number, NOBODY) for number in dead.tolist()], np.int64)
+        return np.array([found.get(number, NONE) for number in dead.tolist()], np.int64)
 
     def _spending_numbers(self, blocks: Range) -> Range:
         first, last = blocks
@@ -266,7 +266,7 @@ class Matches:
     def _owned(self, rows: list[Row]) -> list[Row]:
         """Return outputs with the owners to whom they were reassigned."""
         owners = self._shot.owners
-        if owners.nobody:
+        if owners.nothing_reassigned:
             return rows
         given = owners.among(self._shot.stored, [row.number for row in rows])
         return [row._replace(address=given[row.number].address) if row.number in given else row for row in rows]

@@ -90,7 +90,7 @@ def refusal(fault: TxFault) -> Refusal:
         return Refusal(fault.code, fault.message, retryable=retryable, detail=fault.detail)
     if not fault.inputs:
         return Refusal(fault.code, fault.message, retryable=retryable)
-    return Refusal(fault.code, fault.message, retryable=retryable, detail={"inputs": fault.told()})
+    return Refusal(fault.code, fault.message, retryable=retryable, detail={"inputs": fault.entries()})
 
 
 def _all_or_nothing(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:

@@ -46,7 +46,7 @@ class Owners:
         return None if moves is None else moves.owner(self._height if height is None else height)
 
     @property
-    def nobody(self) -> bool:
+    def nothing_reassigned(self) -> bool:
         """Return whether nothing that is asked for was given to anybody."""
         return self._store is None or (self._known and not self.given)
 

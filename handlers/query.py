@@ -40,14 +40,14 @@ __all__ = [
 
 
 class Query:
-    """Queries to one store. `room` is how many bytes of rendered outputs are cached."""
+    """Queries to one store. `cache_bytes` is how many bytes of rendered outputs are cached."""
 
-    def __init__(self, store: HistoryStore, text: AddressText, family: str, room: int = 32 << 20) -> None:
+    def __init__(self, store: HistoryStore, text: AddressText, family: str, cache_bytes: int = 32 << 20) -> None:
         self.store = store
         self.renderer = OutputRenderer(text, family)
         self.unit = self.renderer.unit
         self.records = RecordWriter(self.renderer)
-        self._room = room
+        self._cache_bytes = cache_bytes
         self._boundary: Boundary | None = None
         self._commit = -1  # the last one that was examined
         self._map_size = store.disk.map_size()
@@ -61,14 +61,14 @@ class Query:
         """
         try:
             with self.store.disk.read() as txn:
-                yield Snapshot(self, txn, self._look(txn))
+                yield Snapshot(self, txn, self._open(txn))
         except lmdb.Error as error:
             before, self._map_size = self._map_size, self.store.disk.map_size()
             if before == self._map_size:
                 raise
             raise Torn from error
 
-    def _look(self, txn: Txn) -> Boundary:
+    def _open(self, txn: Txn) -> Boundary:
         """Return where the store is: the same object for as long as it did not move."""
         known, commit = self._boundary, txn.id()
         if known is not None and commit == self._commit:
@@ -88,6 +88,6 @@ class Query:
         state = self.store.state(txn)
         block = self.store.block_row(txn, state.tip)
         tip = None if state.tip == keys.GENESIS else to_point(self.store.block_at(txn, state.tip))
-        written, passed = (known.written, known.passed) if known and grown else (Written(self._room), Passed())
+        written, passed = (known.written, known.passed) if known and grown else (Written(self._cache_bytes), Passed())
         kept = Kept(state, None if known is None else known.kept, grown=grown)
         return Boundary(marks, state, self.store.kept_indexes(txn), block, tip, written, passed, kept)

@@ -152,9 +152,9 @@ class Written:
     rolled back, what takes its place needs a memory of its own.
     """
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, size: int) -> None:
         self.created_parts: dict[int, str] = {}  # what the outputs of a block share, by ordinal
-        self._room = room // 2  # of each half
+        self._half = size // 2  # of each half
         self._young: dict[bytes, bytes] = {}
         self._old: dict[bytes, bytes] = {}
         self._size = 0
@@ -176,7 +176,7 @@ class Written:
         """Cache a list."""
         self._young[places] = json
         self._size += len(places) + len(json) + _OVERHEAD
-        if self._size > self._room:
+        if self._size > self._half:
             self._old, self._young, self._size = self._young, {}, 0
 
 

@@ -204,14 +204,14 @@ def spender_of(shot: Snapshot, found: Found) -> SpentBy | None:
     stored = shot.stored
     if stored.live.is_set(found.number):
         return None
-    looked_at = set[int]()
+    examined = set[int]()
     recent = stored.spender(found.number)
     candidates = (recent.number,) if recent is not None else _up(shot, address_key(found.address), found.number)
     for number in candidates:
         block = stored.tx_of(number).block
-        if block in looked_at:
+        if block in examined:
             continue
-        looked_at.add(block)
+        examined.add(block)
         log = stored.log(block)
         for at in np.flatnonzero(log["number"] == found.number).tolist():
             by = stored.tx_of(stored.block(block).first + int(log["spender"][at]))

@@ -11,7 +11,7 @@ from formats.scripts import hash_of_reference, split_reference, unwrapped
 from handlers.snapshot import Snapshot
 from storage.history.layout import to_extra
 
-_LOOKED = 100  # outputs that are examined before others get a turn
+_EXAMINED = 100  # outputs that are examined before others get a turn
 
 
 class Script(Struct, frozen=True):
@@ -29,7 +29,7 @@ def read_reference(reference: bytes) -> Script | None:
         return None
 
 
-def look_for_script(shot: Snapshot, script_hash: bytes) -> Iterator[Script | None]:
+def search_script(shot: Snapshot, script_hash: bytes) -> Iterator[Script | None]:
     """Search for the script with a hash: yield None now and then, so that others get a turn, and at last the script.
 
     It is known while an output carries it that lives, or was spent in the window.
@@ -41,8 +41,8 @@ def look_for_script(shot: Snapshot, script_hash: bytes) -> Iterator[Script | Non
     shot.listed("script", script_hash)
     stored = shot.stored
     for numbers in stored.index("script").descending(stored.prefix(script_hash)):
-        for at in range(0, len(numbers), _LOOKED):
-            for number in numbers[at : at + _LOOKED].tolist():
+        for at in range(0, len(numbers), _EXAMINED):
+            for number in numbers[at : at + _EXAMINED].tolist():
                 found = stored.output(number)
                 reference = None if found is None else to_extra(found.extra).script_ref
                 if reference is not None and hash_of_reference(reference) == script_hash:

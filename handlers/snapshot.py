@@ -138,7 +138,7 @@ class Snapshot:
             BadCursor: it was not made here, or belongs to another query.
         """
         walk = self.walk(where, order, cursor)
-        for _ in walk.look(0 if cursor else (page - 1) * count, count):
+        for _ in walk.search(0 if cursor else (page - 1) * count, count):
             pass
         places, next_cursor = walk.take(count)
         return Page(self.utxos(places), next_cursor)
@@ -146,7 +146,7 @@ class Snapshot:
     def walk(self, where: Listed, order: Order, cursor: str | None, asset: bytes | None = None) -> Walk:
         """Position before the first output under a key, or after the one of `cursor`.
 
-        With an asset (policy and name) only outputs that hold it count: `look` finds them. Where there is an index by
+        With an asset (policy and name) only outputs that hold it count: `search` finds them. Where there is an index by
         asset or policy, only outputs that it lists are read.
 
         Raises:
@@ -241,7 +241,7 @@ class Snapshot:
 
     def _given_of(self, places: list[bytes]) -> dict[int, Given]:
         """Return to whom some of these outputs were reassigned, by number."""
-        return {} if self.owners.nobody else self.owners.among(self.stored, list(map(_number, places)))
+        return {} if self.owners.nothing_reassigned else self.owners.among(self.stored, list(map(_number, places)))
 
     def _read(self, wanted: list[int]) -> Iterator[tuple[int, Home, Body, BlockRow]]:
         """Yield outputs that have to be there, by rising number."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from handlers.matches import NOBODY, Row
+from handlers.matches import NONE, Row
 from handlers.snapshot import Snapshot
 from storage.errors import Damaged
 from storage.history.layout import Numbers
@@ -33,7 +33,7 @@ class Spenders:
         Raises:
             Damaged: the undo log of the spender's block does not contain it.
         """
-        if row.spender == NOBODY:
+        if row.spender == NONE:
             return None
         tx = self._shot.stored.tx_of(row.spender)
         if tx.block not in self._blocks:
@@ -66,7 +66,7 @@ class Places:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, Numbers | None]] = {}  # by block: its first number, and all of them
-        self._room = self._MOST
+        self._left = self._MOST
 
     def of(self, shot: Snapshot, ordinal: int, first: int) -> int:
         """Return it: exactly for as long as all transactions of the block are kept.
@@ -82,8 +82,8 @@ class Places:
     def _read(self, shot: Snapshot, ordinal: int) -> tuple[int, Numbers | None]:
         block = shot.stored.block(ordinal)
         there = shot.stored.txs.within(block.first, block.first + block.numbers)
-        self._room -= len(there) + 8
-        if self._room < 0:
-            self._known, self._room = {}, self._MOST
+        self._left -= len(there) + 8
+        if self._left < 0:
+            self._known, self._left = {}, self._MOST
         known = self._known[ordinal] = block.first, there if len(there) == block.txs else None
         return known

@@ -70,14 +70,14 @@ class TxFault(Exception):
         lost = self.code == "UTXO_ERROR" and len(rivals) == len(self.inputs) and txid not in rivals
         return rivals[0] if lost else None
 
-    def told(self) -> list[dict[str, object]]:
+    def entries(self) -> list[dict[str, object]]:
         """Return what is said of each input that can't be spent."""
-        told: list[dict[str, object]] = []
+        entries: list[dict[str, object]] = []
         for n, fault in self.inputs.items():
-            told.append({"outpoint": self.outpoints[n], "code": fault.code})
+            entries.append({"outpoint": self.outpoints[n], "code": fault.code})
             if fault.spender is not None:
-                told[-1]["spender"] = fault.spender
-        return told
+                entries[-1]["spender"] = fault.spender
+        return entries
 
 
 # --- spending ----------------------------------------------------------------------------------------------------

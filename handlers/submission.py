@@ -33,11 +33,11 @@ def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     rival = new_records.claim_inputs(view, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser)
     record = draft(view.rules, tx, view.height, locked=event.locked, conflicting=rival is not None)
     new_records.put_page(view, tx, record, 0, is_new=True)
-    _tell(view, tx_blocks, tx.txid, rival)
+    _publish(view, tx_blocks, tx.txid, rival)
     return "accepted"
 
 
-def _tell(view: TxView, tx_blocks: TxBlocks, txid: bytes, rival: bytes | None) -> None:
+def _publish(view: TxView, tx_blocks: TxBlocks, txid: bytes, rival: bytes | None) -> None:
     """Tell that a transaction waits, or is conflicting because `rival` has an input of it."""
     if rival is None:
         tx_blocks.tell(view, txid, "pending", cause=Submitted())
@@ -84,7 +84,7 @@ async def create_large(
 
     def created(view: TxView, rival: bytes | None) -> None:
         tx_blocks.evictor.look_again(txid for txid, _ in tx.inputs)
-        _tell(view, tx_blocks, tx.txid, rival)
+        _publish(view, tx_blocks, tx.txid, rival)
 
     def submit_existing(view: TxView) -> AckStatus | None:
         held = view.get(tx.txid)

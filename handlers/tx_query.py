@@ -96,9 +96,9 @@ class Slot(Struct, frozen=True):
 
 def inpoints(body: Body) -> list[Inpoint]:
     """Return what a transaction spends."""
-    told = [(None, None) if each is None else (each[0], each[1].hex()) for each in body.previous or ()]
-    told = told or [(None, None)] * len(body.inputs)
-    return [Inpoint(txid.hex(), index, *said) for (txid, index), said in zip(body.inputs, told, strict=True)]
+    pairs = [(None, None) if each is None else (each[0], each[1].hex()) for each in body.previous or ()]
+    pairs = pairs or [(None, None)] * len(body.inputs)
+    return [Inpoint(txid.hex(), index, *pair) for (txid, index), pair in zip(body.inputs, pairs, strict=True)]
 
 
 class TxQuery:

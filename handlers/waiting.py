@@ -26,8 +26,8 @@ Order = Literal["parents_first", "age"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 ORDERS: tuple[Order, ...] = get_args(Order)
 
-LOOKS = 20_000  # transactions, inputs and outputs that are examined before a page ends early
-MOST_LOOKS = 200_000  # for one package, or for the pages before the one that is asked for
+EXAMINED = 20_000  # transactions, inputs and outputs that are examined before a page ends early
+MOST_EXAMINED = 200_000  # for one package, or for the pages before the one that is asked for
 _TURN = 500  # of them at a time
 
 
@@ -61,7 +61,7 @@ class _Cut(Struct, frozen=True, array_like=True):
     place: Place
 
 
-class TooManyLooks(Exception):
+class TooMuchToExamine(Exception):
     """An answer would take more work than one may."""
 
 
@@ -97,13 +97,13 @@ class WaitingList:
     def __init__(self, view: TxView, status: Status, order: Order) -> None:
         self._view = view
         self._status, self._order = status, order
-        self._looks, self._turn_at = 0, _TURN
+        self._examined, self._turn_at = 0, _TURN
         self._seen: dict[bytes, _Seen | None] = {}
         self._last: dict[bytes, bytes] = {}  # of each transaction, the last place that an ancestor or it has
         self.found: list[bytes] = []
         self.next: Place | None = None  # where the list continues
 
-    def look(self, after: Place | None, skip: int, count: int, most: int = LOOKS) -> Iterator[None]:
+    def search(self, after: Place | None, skip: int, count: int, most: int = EXAMINED) -> Iterator[None]:
         """Find up to `count` transactions behind a place and those that are skipped, in turns; it may end early.
 
         Raises:
@@ -115,10 +115,10 @@ class WaitingList:
             yield from self._listed_at(txid, group)
             group, begun = group[begun:], begun + min(skip, len(group[begun:]))
             group, skip = group[skip:], max(skip - len(group), 0)
-            room = count - len(self.found)
-            self.found += group[:room]
-            if len(self.found) == count or (self._looks >= most and not skip):
-                self.next = Place(height, txid, None if len(group) <= room else begun + room)
+            space = count - len(self.found)
+            self.found += group[:space]
+            if len(self.found) == count or (self._examined >= most and not skip):
+                self.next = Place(height, txid, None if len(group) <= space else begun + space)
                 return
             if self._turn():
                 yield
@@ -194,7 +194,7 @@ class WaitingList:
         return self._seen[txid]
 
     def _read(self, txid: bytes) -> _Seen | None:
-        self._looks += 1
+        self._examined += 1
         record = self._view.record(txid)
         if record is None or record.unmined_since is None or record.creating or record.is_coinbase:
             return None
@@ -204,7 +204,7 @@ class WaitingList:
         if self._order == "age":
             return _Seen(key, [], [], 0)
         inputs = self._view.inputs(txid)
-        self._looks += len(inputs)
+        self._examined += len(inputs)
         return _Seen(key, inputs, record.conflicting_children, record.pages)
 
     def _find_last(self, txid: bytes) -> Iterator[None]:
@@ -244,7 +244,7 @@ class WaitingList:
         yield from seen.conflicting_children
         for number in range(seen.pages + 1):
             for _, row in self._view.slots(txid, number):
-                self._looks += 1
+                self._examined += 1
                 if spending.spent(row):
                     yield claimant(row)[0]
 
@@ -254,10 +254,10 @@ class WaitingList:
         Raises:
             TooManyLooks: more was examined than may be.
         """
-        if self._looks >= MOST_LOOKS:
-            what = f"more than {MOST_LOOKS:,} transactions, inputs and outputs would have to be looked at"
-            raise TooManyLooks(f"{what}: for the pages before this one, or for one package")
-        if self._looks < self._turn_at:
+        if self._examined >= MOST_EXAMINED:
+            what = f"more than {MOST_EXAMINED:,} transactions, inputs and outputs would have to be looked at"
+            raise TooMuchToExamine(f"{what}: for the pages before this one, or for one package")
+        if self._examined < self._turn_at:
             return False
-        self._turn_at = self._looks + _TURN
+        self._turn_at = self._examined + _TURN
         return True

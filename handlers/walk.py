@@ -118,7 +118,7 @@ class Walk:
 
     def __init__(self, listed: Iterator[Numbers], live: Live, holds: Holds, cut: Cut, *, every: bool) -> None:
         self._listed, self._live, self._holds, self._cut, self._every = listed, live, holds, cut, every
-        self._looked, self._last = 0, HIGHEST + 1  # parts, and the last number in them
+        self._parts_read, self._last = 0, HIGHEST + 1  # parts, and the last number in them
         self._examined = self._lived = 0  # numbers
         self._part = self._pending = np.empty(0, np.int64)  # not checked yet; live, but not read yet
         self._found: list[int] = []
@@ -129,7 +129,7 @@ class Walk:
             some = self._apart(part)
             yield some[self._live(some)]
 
-    def look(self, skip: int, count: int) -> Iterator[None]:
+    def search(self, skip: int, count: int) -> Iterator[None]:
         """Skip so many, from the beginning, and find the next, with one more to know whether there are more."""
         while skip:
             if self._every:
@@ -149,18 +149,18 @@ class Walk:
     def _go_on(self, wanted: int) -> Generator[None, None, bool]:
         """Continue until something lives; return False at the end. No more of a part is examined than may be wanted."""
         scarcity = self._examined // self._lived if self._lived else 1
-        room = max(wanted * 2 * scarcity, _LEAST)
+        most = max(wanted * 2 * scarcity, _LEAST)
         while not len(self._pending):
             if not len(self._part):
                 part = next(self._listed, None)
                 if part is None:
                     return False
                 self._part = self._apart(part)
-                self._looked += 1
-                if self._looked % _PARTS == 0:
+                self._parts_read += 1
+                if self._parts_read % _PARTS == 0:
                     yield
-            some, self._part = self._part[:room], self._part[room:]
-            self._pending, room = some[self._live(some)], room * 2
+            some, self._part = self._part[:most], self._part[most:]
+            self._pending, most = some[self._live(some)], most * 2
             self._examined += len(some)
             self._lived += len(self._pending)
         return True

@@ -120,23 +120,23 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> None:
 class Writer:
     """Adds files to a target, and remembers their digests."""
 
-    def __init__(self, target: Target, tell: Callable[[int], object]) -> None:
-        self._target, self._tell = target, tell
+    def __init__(self, target: Target, advance: Callable[[int], object]) -> None:
+        self._target, self._advance = target, advance
         self.files = list[File]()
 
     def add(self, name: str, size: int, chunks: Iterable[bytes]) -> None:
         """Add a file. It has `size` bytes."""
         digest, seen = sha256(), 0
 
-        def told() -> Iterator[bytes]:
+        def counted() -> Iterator[bytes]:
             nonlocal seen
             for chunk in chunks:
                 digest.update(chunk)
                 seen += len(chunk)
-                self._tell(len(chunk))
+                self._advance(len(chunk))
                 yield chunk
 
-        self._target.add(name, size, told())
+        self._target.add(name, size, counted())
         if seen != size:
             raise StoreError(f"{name}: {seen} bytes were read, {size} were expected")
         self.files.append(File(name, size, digest.hexdigest()))

@@ -165,8 +165,8 @@ def _reason(error: Exception) -> str:
     request = " ".join(text.partition("<?xml")[0].split()).rstrip(": ")
     answers = re.findall(r"<(?:Code|Message)>([^<]*)</", text)
     causes = re.findall(r'(?:message|error): "([^"]*)"|source: (TimedOut)\b', detail)
-    said = ": ".join(answers) or next((message or "it took too long" for message, _ in reversed(causes)), "")
+    reason = ": ".join(answers) or next((message or "it took too long" for message, _ in reversed(causes)), "")
     hint = (
         " (AWS_ACCESS_KEY_ID is not set)" if "/latest/api/token" in request else ""
     )  # otherwise it queries the machine for its own
-    return " ".join(f"{request}: {said}".split() if said else [request]) + hint
+    return " ".join(f"{request}: {reason}".split() if reason else [request]) + hint

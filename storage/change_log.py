@@ -31,7 +31,7 @@ _ARRAY16 = 0xDC
 _CHECKED = 4  # bytes, of the checksum itself
 _BLOCK, _ROLLBACK = b"\x98\x01", b"\x94\x02\x93"  # the prefix of such facts: rows without these have none
 _SEARCHED = 200_000  # rows that are searched for a block
-_LOOKED_AT = 5_000  # rows that are read for the transactions in them
+_EXAMINED = 5_000  # rows that are read for the transactions in them
 _TRIMMED = 256  # rows that a commit removes at most, besides as many as it adds
 
 Place = tuple[int, int, bytes]  # height, slot, hash
@@ -206,16 +206,16 @@ class LogStore:
         Raises:
             Damaged: a row can't be read.
         """
-        cursor, looked = txn.cursor(self._db), 0
+        cursor, examined = txn.cursor(self._db), 0
         there = cursor.last()
-        while there and looked < _SEARCHED:
+        while there and examined < _SEARCHED:
             key, raw = cursor.item()
             if block_hash in raw:
                 row = read_row(key, raw)
                 for n, fact in zip(range(row.last, row.first - 1, -1), reversed(row.facts), strict=True):
                     if isinstance(fact, BlockFact) and fact.hash == block_hash:
                         return n, fact
-            there, looked = cursor.prev(), looked + 1
+            there, examined = cursor.prev(), examined + 1
         return None
 
     def last_statuses(self, txn: Txn, txids: Collection[bytes]) -> dict[bytes, str]:
@@ -224,13 +224,13 @@ class LogStore:
         Raises:
             Damaged: a row can't be read.
         """
-        found, cursor, looked = dict[bytes, str](), txn.cursor(self._db), 0
+        found, cursor, examined = dict[bytes, str](), txn.cursor(self._db), 0
         there = cursor.last()
-        while there and looked < _LOOKED_AT and len(found) < len(txids):
+        while there and examined < _EXAMINED and len(found) < len(txids):
             for fact in reversed(read_row(*cursor.item()).facts):
                 if isinstance(fact, TxFact) and fact.txid in txids:
                     found.setdefault(fact.txid, fact.status)
-            there, looked = cursor.prev(), looked + 1
+            there, examined = cursor.prev(), examined + 1
         return found
 
     # --- writing -------------------------------------------------------------------------------------------------
@@ -290,10 +290,10 @@ def _at_or_before(cursor: lmdb.Cursor[bytes], sequence: int) -> bool:
     return cursor.prev() if cursor.set_range(_SEQUENCE.pack(sequence + 1)) else cursor.last()
 
 
-def contradictions(log: LogStore, txn: Txn, tip: bytes | None, tell: Callable[[int, bytes], None]) -> Iterator[str]:
+def contradictions(log: LogStore, txn: Txn, tip: bytes | None, progress: Callable[[int, bytes], None]) -> Iterator[str]:
     """Yield where the log contradicts itself, or its newest block is not the tip, whose hash is `tip`.
 
-    `tell` is called with how many rows were read, and the key of the last one.
+    `progress` is called with how many rows were read, and the key of the last one.
 
     Raises:
         Damaged: a row can't be read.
@@ -301,7 +301,7 @@ def contradictions(log: LogStore, txn: Txn, tip: bytes | None, tell: Callable[[i
     following, at, moved = None, 0, False
     where: bytes | None = None  # the tip, as the log has it
     for n, (key, raw) in enumerate(log.rows(txn), 1):
-        tell(n, key)
+        progress(n, key)
         row = read_row(key, raw)
         if following is not None and row.first != following:
             yield f"the change log continues at {row.first} after {following - 1}"

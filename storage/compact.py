@@ -38,10 +38,10 @@ class Compacted(NamedTuple):
     after: int
 
 
-def compact(folder: Path, tell: Callable[[int], object] = lambda _: None) -> Compacted:
+def compact(folder: Path, progress: Callable[[int], object] = lambda _: None) -> Compacted:
     """Replace the file of a store by a compact one with the same rows. A kill leaves the one or the other.
 
-    `tell` is called with the number of bytes that were copied since the last call.
+    `progress` is called with the number of bytes that were copied since the last call.
 
     Raises:
         StoreBusy: another process has the store open.
@@ -58,7 +58,7 @@ def compact(folder: Path, tell: Callable[[int], object] = lambda _: None) -> Com
         opened.callback(making.unlink, missing_ok=True)
         making.unlink(missing_ok=True)
         try:
-            commit = _copy(path, making, tell)
+            commit = _copy(path, making, progress)
         except lmdb.Error as error:
             if error.code in FULL:
                 raise StoreFull(f"{making}: {error.reason}: nothing was changed") from error
@@ -77,7 +77,7 @@ def compact(folder: Path, tell: Callable[[int], object] = lambda _: None) -> Com
         return sizes
 
 
-def _copy(path: Path, making: Path, tell: Callable[[int], object]) -> int:
+def _copy(path: Path, making: Path, progress: Callable[[int], object]) -> int:
     """Copy all rows; return the number of the commit that they are of."""
     os.close(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, path.stat().st_mode & 0o777))
     with closing(_open(path, readonly=True)) as old, old.begin() as txn:
@@ -91,7 +91,7 @@ def _copy(path: Path, making: Path, tell: Callable[[int], object]) -> int:
                 for rows in _portions(txn, table):
                     with new.begin(write=True) as writing:
                         writing.cursor(made).putmulti(rows, dupdata=pairs, append=True)
-                    tell(sum(len(name) + len(value) for name, value in rows))
+                    progress(sum(len(name) + len(value) for name, value in rows))
                 with new.begin() as reading:
                     copied, entries = reading.stat(made)["entries"], txn.stat(table)["entries"]
                 if copied != entries:

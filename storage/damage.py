@@ -15,8 +15,8 @@ import msgspec
 
 from storage.errors import Damaged, RecoveryDamaged
 
-_ROOMS = ("storage.", "handlers.", "daemon.inspect", "daemon.offline", "daemon.commands.")  # code that reads rows
-_NO_ROOMS = ("daemon.commands.service", "daemon.commands.common")  # every exception passes through them
+_PACKAGES = ("storage.", "handlers.", "daemon.inspect", "daemon.offline", "daemon.commands.")  # code that reads rows
+_EXCEPTED = ("daemon.commands.service", "daemon.commands.common")  # every exception passes through them
 _LONGEST = 200  # characters of an exception's own message
 # LMDB's answers on a sound file too: a limit was reached, or the caller requested what does not exist.
 _NO_DAMAGE = (
@@ -67,6 +67,6 @@ def _places(trace: TracebackType | None) -> Iterator[str]:
     """Yield where an exception passed through the code that reads rows, the innermost last."""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if module.startswith(_ROOMS) and module not in _NO_ROOMS:
+        if module.startswith(_PACKAGES) and module not in _EXCEPTED:
             yield f"{module.replace('.', '/')}.py:{trace.tb_lineno}"
         trace = trace.tb_next

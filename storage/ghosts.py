@@ -57,7 +57,7 @@ OutPoint = tuple[bytes, int]
 _MANY = 8  # claims of one transaction's outputs, from which on arrays are faster
 
 
-class _Look(NamedTuple):
+class _Reads(NamedTuple):
     """What was read in one transaction; who changes something drops it."""
 
     txn: Txn
@@ -77,7 +77,7 @@ class Ghosts:
         tables = disk.tables
         self._read: tuple[bytes, list[Generation]] = b"", []
         self._none_in: Txn | None = None  # the transaction that was last found to have no ghosts
-        self._look: _Look | None = None
+        self._reads: _Reads | None = None
         self._meta, self._live, self._index = tables[META], tables[LIVE], GhostIndex(tables[INDEX])
         self._tables = [tables[name] for name in TABLES]
         self._tx, self._output, self._spend = tables[TX], tables[OUTPUT], tables[SPEND]
@@ -106,23 +106,23 @@ class Ghosts:
         """Return how many ghosts there are."""
         return sum(each.left for each in self.generations(txn))
 
-    def _at(self, txn: Txn) -> _Look:
-        look = self._look
-        if look is None or look.txn is not txn:
-            look = self._look = _Look(
+    def _at(self, txn: Txn) -> _Reads:
+        reads = self._reads
+        if reads is None or reads.txn is not txn:
+            reads = self._reads = _Reads(
                 txn,
                 StoredValues(txn, self._tx, GHOST_TX),
                 StoredValues(txn, self._output, OUTPUT_RECORD),
                 StoredValues(txn, self._spend, GHOST_SPEND),
                 StoredBits(txn, self._live),
             )
-        return look
+        return reads
 
     # --- made and ended ------------------------------------------------------------------------------------------
 
     def make(self, txn: Txn, gone: Gone, made_at: int) -> None:
         """Keep what a rollback rolls back."""
-        self._look = None
+        self._reads = None
         if not gone.ghosts.any():
             return
         before = self.generations(txn)
@@ -172,7 +172,7 @@ class Ghosts:
 
     def end(self, txn: Txn, numbers: Numbers) -> None:
         """Let transactions be ghosts no longer; each of these is one."""
-        self._look = None
+        self._reads = None
         set_stored(txn, self._live, numbers, to=False)
         kept = list[Generation]()
         for each in self.generations(txn):
@@ -196,7 +196,7 @@ class Ghosts:
 
     def clear(self, txn: Txn) -> None:
         """Forget all ghosts."""
-        self._look = None
+        self._reads = None
         for table in self._tables:
             txn.drop(table, delete=False)
 
@@ -324,15 +324,15 @@ class Ghosts:
 
     def claims(self, txn: Txn, txid: bytes, index: int | None = None) -> dict[int, tuple[bytes, int]]:
         """Return who of the ghosts claims outputs of a transaction, with which input: of all, or of one."""
-        numbers, look = self._numbers(txn, BY_PARENT, txid, index), self._at(txn)
+        numbers, reads = self._numbers(txn, BY_PARENT, txid, index), self._at(txn)
         if len(numbers) > _MANY:
             return self._many_claims(txn, txid, np.array([number for _, number in numbers], np.int64))
         found = dict[int, tuple[bytes, int]]()
         for _, number in numbers:
-            if (spend := look.spends.get(number)) is None:
+            if (spend := reads.spends.get(number)) is None:
                 raise Damaged(f"spend {number} of the ghosts is not there")
             record, spender = spend[0], int(spend[0]["spender"])
-            if look.bits.is_set(spender) and record["parent"].tobytes() == txid:
+            if reads.bits.is_set(spender) and record["parent"].tobytes() == txid:
                 found[int(record["index"])] = self._record(txn, spender)["id"].tobytes(), int(record["input"])
         return found
 

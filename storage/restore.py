@@ -31,7 +31,7 @@ _ALLOWED = {"lost+found"}  # in an empty data folder
 _CHUNK = 1 << 20
 _LONGEST_MANIFEST = 1 << 30
 
-Tell = Callable[[int], object]
+Advance = Callable[[int], object]
 
 
 class NotEmpty(StoreError):
@@ -39,7 +39,12 @@ class NotEmpty(StoreError):
 
 
 def restore(
-    source: Path | BinaryIO, data_dir: Path, tables: Sequence[str], *, walk: bool = False, tell: Tell = lambda _: None
+    source: Path | BinaryIO,
+    data_dir: Path,
+    tables: Sequence[str],
+    *,
+    walk: bool = False,
+    advance: Advance = lambda _: None,
 ) -> Manifest:
     """Restore a backup into a new or empty data folder; return its manifest. With `walk` every table is verified, too.
 
@@ -55,7 +60,7 @@ def restore(
     with _taken(data_dir):
         restoring.mkdir(mode=FOLDER_MODE)
         try:
-            manifest = _from_tar(source, restoring, tell)
+            manifest = _from_tar(source, restoring, advance)
             precheck(restoring / "lmdb", tables)
             _accept(restoring / "lmdb", tables, walk=walk)
             _give_to_owner(data_dir, restoring)
@@ -134,7 +139,7 @@ def _give_to_owner(data_dir: Path, restoring: Path) -> None:
 # --- sources -----------------------------------------------------------------------------------------------------
 
 
-def _from_folder(source: Path, restoring: Path, tell: Tell) -> Manifest:
+def _from_folder(source: Path, restoring: Path, advance: Advance) -> Manifest:
     try:
         manifest = read_manifest((source / MANIFEST).read_bytes(), str(source))
     except FileNotFoundError:
@@ -149,21 +154,21 @@ def _from_folder(source: Path, restoring: Path, tell: Tell) -> Manifest:
     found = list[File]()
     for file in manifest.files:
         with (source / file.name).open("rb", buffering=0) as content:
-            found.append(_write(restoring, file.name, content, tell))
+            found.append(_write(restoring, file.name, content, advance))
     _compare(manifest, found, source)
     return manifest
 
 
-def _from_tar(source: Path | BinaryIO, restoring: Path, tell: Tell) -> Manifest:
+def _from_tar(source: Path | BinaryIO, restoring: Path, advance: Advance) -> Manifest:
     if isinstance(source, Path):
         if source.is_dir():
-            return _from_folder(source, restoring, tell)
+            return _from_folder(source, restoring, advance)
         with source.open("rb", buffering=0) as stream:
-            return _unpack(stream, str(source), restoring, tell)
-    return _unpack(source, "standard input", restoring, tell)
+            return _unpack(stream, str(source), restoring, advance)
+    return _unpack(source, "standard input", restoring, advance)
 
 
-def _unpack(stream: BinaryIO, source: str, restoring: Path, tell: Tell) -> Manifest:
+def _unpack(stream: BinaryIO, source: str, restoring: Path, advance: Advance) -> Manifest:
     """Write the files of an archive. The manifest is the last one: an archive that was cut off has none."""
     found, manifest, at = list[File](), None, "at its beginning"
     try:
@@ -176,7 +181,7 @@ def _unpack(stream: BinaryIO, source: str, restoring: Path, tell: Tell) -> Manif
                 if member.name == MANIFEST:
                     manifest = read_manifest(content.read(_LONGEST_MANIFEST), source)
                 else:
-                    found.append(_write(restoring, member.name, content, tell))
+                    found.append(_write(restoring, member.name, content, advance))
                 at = f"behind {member.name}"
     except tarfile.TarError as error:
         raise BackupDamaged(f"{source}: the archive was cut off or damaged {at}: {error}") from error
@@ -186,7 +191,7 @@ def _unpack(stream: BinaryIO, source: str, restoring: Path, tell: Tell) -> Manif
     return manifest
 
 
-def _write(restoring: Path, name: str, content: IO[bytes], tell: Tell) -> File:
+def _write(restoring: Path, name: str, content: IO[bytes], advance: Advance) -> File:
     """Write a file of the backup; return what was read."""
     digest, size, path = sha256(), 0, restoring / name
 
@@ -195,7 +200,7 @@ def _write(restoring: Path, name: str, content: IO[bytes], tell: Tell) -> File:
         while chunk := content.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
-            tell(len(chunk))
+            advance(len(chunk))
             yield chunk
 
     make_folder(path.parent)

@@ -21,7 +21,7 @@ from test_cli_query import utxod
 
 import storage.history.datums
 from handlers.chain import Chain
-from handlers.datums import find_datum, look_for_datum
+from handlers.datums import find_datum, search_datum
 from handlers.events import BlockApplied, Output
 from handlers.query import NoIndex, Query
 from storage.errors import Damaged
@@ -274,7 +274,7 @@ def test_a_search_among_many_outputs_is_done_in_steps(tmp_path: Path) -> None:
         feed(chain, first)
         feed(chain, second)
         with query_of(chain).snapshot() as shot:
-            *turns, last = look_for_datum(shot, hash_of(b"d"))
+            *turns, last = search_datum(shot, hash_of(b"d"))
         assert last == b"d" and turns == [None] * (many // storage.history.datums._READ)
 
 

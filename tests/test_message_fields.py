@@ -216,7 +216,7 @@ NEWER: list[Message] = [
 @pytest.mark.parametrize("answer", NEWER, ids=lambda answer: answer["type"])
 def test_answers_of_a_newer_daemon_are_understood(answer: Message) -> None:
     raw = encoded(answer, "frames")[LENGTH.size :]
-    decoders: list[msgspec.msgpack.Decoder[Any]] = [daemon_client._HEARD, daemon_link._RECEIVED]
+    decoders: list[msgspec.msgpack.Decoder[Any]] = [daemon_client._DECODER, daemon_link._RECEIVED]
     if answer["type"] != "BlockCommitted":
         decoders.append(link._ANSWERS)
     for decoder in decoders:

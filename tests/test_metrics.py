@@ -365,10 +365,10 @@ def test_a_file_belongs_to_one_process(tmp_path: Path) -> None:
     own = Served()
     own.observe("/here", 200, 0.2)
     first.show(metrics.encode(own))
-    found, lives = metrics._look(tmp_path / "one", Served)
+    found, lives = metrics._read(tmp_path / "one", Served)
     assert found == own and lives
     first.close()
-    found, lives = metrics._look(tmp_path / "one", Served)
+    found, lives = metrics._read(tmp_path / "one", Served)
     assert found == own and not lives
     second = metrics._claim(tmp_path / "one")
     assert second is not None and second.shown(Served) == own

@@ -93,7 +93,7 @@ def lists(shot: Snapshot, told: Told, rng: Random, *, numbered: bool = True) -> 
                 seen += len(wanted)
                 while True:
                     walk = shot.walk(where, order, cursor, asset)
-                    for _ in walk.look(0, count):
+                    for _ in walk.search(0, count):
                         pass
                     places, cursor = walk.take(count)
                     some, wanted = wanted[:count], wanted[count:]
@@ -325,7 +325,7 @@ class Reads:
 
     def __init__(self, shot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
         self.outputs = self.parts = 0
-        bodies, of, near = shot.stored.bodies, StoredIndex._of, StoredIndex._look
+        bodies, of, near = shot.stored.bodies, StoredIndex._of, StoredIndex._entries_at
 
         def counted(numbers: Any) -> Any:
             self.outputs += len(numbers)
@@ -367,13 +367,13 @@ def test_a_cursor_goes_on_over_dead_entries(crowd: Chain, monkeypatch: pytest.Mo
         where = shot.by_address(wallet("ann"))
         middle = len(LIVE) // 2
         walk = shot.walk(where, order, None)
-        for _ in walk.look(middle - 10, 5):
+        for _ in walk.search(middle - 10, 5):
             pass
         places, cursor = walk.take(5)
         assert [utxo.lovelace_amount for utxo in shot.utxos(places)] == values[middle - 10 : middle - 5]
         reads = Reads(shot, monkeypatch)
         walk = shot.walk(where, order, cursor)
-        turns = sum(1 for _ in walk.look(0, 25))
+        turns = sum(1 for _ in walk.search(0, 25))
         places, _ = walk.take(25)
         assert [utxo.lovelace_amount for utxo in shot.utxos(places)] == values[middle - 5 : middle + 20]
         assert turns >= 3 and reads.outputs <= 26
@@ -389,7 +389,7 @@ def test_dead_entries_are_looked_through_once(crowd: Chain, monkeypatch: pytest.
     def pages() -> list[int]:
         with query.snapshot() as shot:
             walk = shot.walk(shot.by_address(wallet("ann")), "asc", None)
-            for _ in walk.look(middle - 10, 5):
+            for _ in walk.search(middle - 10, 5):
                 pass
             _, cursor = walk.take(5)
         with query.snapshot() as shot:

@@ -15,7 +15,7 @@ from daemons import PATIENCE_S, ROOT, Client, Message, running
 from test_tidy import MODULES, tree
 
 from daemon import reference
-from daemon.examples import ANSWERS, STORY
+from daemon.examples import ANSWERS, SEQUENCE
 from handlers import wire
 from handlers.events import Error, Inbound, Pruned, Welcome
 from handlers.refusal import CODES
@@ -57,14 +57,16 @@ def test_a_daemon_accepts_the_story(tmp_path: Path, encoding: wire.Encoding) -> 
     """All but the last message, which shows an error; and the answers and facts among the examples are its own."""
     chain = {"family": "cardano", "network": "preview"}
     with running(tmp_path, chain=chain) as daemon, daemon.client(encoding) as client:
-        heard = [answer for message in STORY for answer in until(client, wire.encode(message, encoding), message.seq)]
+        heard = [
+            answer for message in SEQUENCE for answer in until(client, wire.encode(message, encoding), message.seq)
+        ]
         facts = [plain(example) for example in ANSWERS if not isinstance(example, Welcome | Pruned)]
         while not all(is_there(fact, heard) for fact in facts):  # they may come behind the answer to the next message
             heard.append(received(client))
         welcome = client.hello()
     answers = [answer for answer in heard if "seq" in answer]
-    assert [answer["seq"] for answer in answers] == [message.seq for message in STORY]
-    assert [answer["type"] for answer in answers] == ["Welcome", *["Ack"] * (len(STORY) - 2), "Error"]
+    assert [answer["seq"] for answer in answers] == [message.seq for message in SEQUENCE]
+    assert [answer["type"] for answer in answers] == ["Welcome", *["Ack"] * (len(SEQUENCE) - 2), "Error"]
     for example in ANSWERS:
         shown = plain(example)
         if isinstance(example, Welcome):

@@ -15,7 +15,7 @@ from daemons import Daemon, Message, encoded, environment, running, statuses, ut
 from questions import short_folder
 from scenarios import back_to, block, chain, tx
 
-from daemon.examples import STORY
+from daemon.examples import SEQUENCE
 from handlers import wire
 
 BLOCKS = chain(3)
@@ -46,11 +46,11 @@ def sent(daemon: Daemon, raw: bytes, *options: str) -> tuple[int, list[Message],
 
 @pytest.mark.parametrize("encoding", ["json", "frames"])
 def test_the_examples_are_sent_from_a_file(daemon: Daemon, folder: Path, encoding: wire.Encoding) -> None:
-    (folder / "story").write_bytes(b"".join(wire.encode(message, encoding) for message in STORY[:-1]))
+    (folder / "story").write_bytes(b"".join(wire.encode(message, encoding) for message in SEQUENCE[:-1]))
     done = daemon.run("send", folder / "story")
     heard = [json.loads(line) for line in done.stdout.splitlines()]
     assert (done.returncode, done.stderr) == (0, b"")
-    assert [answer["seq"] for answer in heard if "seq" in answer] == [message.seq for message in STORY[:-1]]
+    assert [answer["seq"] for answer in heard if "seq" in answer] == [message.seq for message in SEQUENCE[:-1]]
     assert {"Welcome", "Ack", "BlockCommitted", "TxStatusChanged"} <= {answer["type"] for answer in heard}
 
 

@@ -18,7 +18,7 @@ from tx_messages import done, said
 from tx_messages import spending as submit
 
 from handlers import waiting
-from handlers.waiting import Order, Place, Status, TooManyLooks, WaitingList, resumed
+from handlers.waiting import Order, Place, Status, TooMuchToExamine, WaitingList, resumed
 
 local, client = local_daemon.local, local_daemon.client
 
@@ -45,14 +45,14 @@ def walked(
     count: int = 1000,
     status: Status = "unmined",
     order: Order = "parents_first",
-    most: int = waiting.LOOKS,
+    most: int = waiting.EXAMINED,
 ) -> tuple[list[Any], int, int]:
     """Return a whole list, in how many pages it was read, and how often other work had a turn meanwhile."""
     found, pages, turns, place = list[Any](), 0, 0, None
     while True:
         with local.store.disk.read() as txn:
             walk = WaitingList(local.tx_blocks.transactions.view(txn), status, order)
-            turns += sum(1 for _ in walk.look(place, 0, count, most))
+            turns += sum(1 for _ in walk.search(place, 0, count, most))
             page = [msgspec.to_builtins(each) for each in walk.waiting()]
         assert len(page) <= count
         found, pages, place = found + page, pages + 1, walk.next
@@ -226,9 +226,9 @@ def test_a_page_ends_early(local: LocalDaemon, client: LocalClient, monkeypatch:
 def test_a_package_that_is_too_large(local: LocalDaemon, client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that would take too long is none; in order of age there is one."""
     done(client, FUND, *(submit(n, at(n - 1) if n else at("p")) for n in range(60)))
-    monkeypatch.setattr(waiting, "MOST_LOOKS", 50)
+    monkeypatch.setattr(waiting, "MOST_EXAMINED", 50)
     monkeypatch.setattr(waiting, "_TURN", 5)
-    with pytest.raises(TooManyLooks, match="more than 50 transactions"):
+    with pytest.raises(TooMuchToExamine, match="more than 50 transactions"):
         walked(local, most=20)
     assert len(walked(local, order="age", most=20)[0]) == 60
 

@@ -24,7 +24,7 @@ def listed(shot: Snapshot, key: str | bytes, order: Order, asset: bytes, count: 
     found, cursor = list[int](), None
     while True:
         walk = shot.walk(where, order, cursor, asset)
-        for _ in walk.look(0, count):
+        for _ in walk.search(0, count):
             pass
         places, cursor = walk.take(count)
         found += [utxo.lovelace_amount for utxo in shot.utxos(places)]

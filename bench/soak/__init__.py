@@ -96,8 +96,8 @@ def _round_in_parallel(kind: str, folder: Path, seed: int) -> Met:
     command = [sys.executable, "-m", "bench.soak", kind, str(folder), str(seed)]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip() or f"the round ended with {done.returncode}"
-        raise Broken(f"{kind}, seed {seed}: {said}")
+        reason = done.stderr.decode(errors="replace").strip() or f"the round ended with {done.returncode}"
+        raise Broken(f"{kind}, seed {seed}: {reason}")
     counts, peaks = msgspec.json.decode(done.stdout, type=tuple[dict[str, int], dict[str, float]])
     met = Met()
     met.update(counts)

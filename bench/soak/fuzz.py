@@ -112,20 +112,20 @@ def _attack(target: Target, random: Random, scenario: Scenario, messages: int, m
     sent = 0
     while sent < messages:
         variety, json = random.choice(((lines, True), (frames, False)))
-        heard = bytearray()  # of an answer that has not come whole yet
+        received = bytearray()  # of an answer that has not come whole yet
         with target.link() as link:
             for n in range(random.randint(1, 20)):
                 burst = random.choices(variety, k=_AT_ONCE)
                 json = burst[0][:1] == b"{" if n == 0 else json  # the first byte chooses the encoding of the answers
                 sent += len(burst)
-                if not _exchange(link.socket, b"".join(burst), heard, json=json, met=met):
+                if not _exchange(link.socket, b"".join(burst), received, json=json, met=met):
                     met["connections ended by the daemon"] += 1
                     break
         met["fuzzed connections"] += 1
     met["fuzzed messages"] += sent
 
 
-def _exchange(link: socket.socket, out: bytes, heard: bytearray, *, json: bool, met: Met) -> bool:
+def _exchange(link: socket.socket, out: bytes, received: bytearray, *, json: bool, met: Met) -> bool:
     """Send while reading what comes back; return whether the connection still stands.
 
     A daemon that waits for the rest of a frame whose length was changed is left alone: the client disconnects.
@@ -146,14 +146,14 @@ def _exchange(link: socket.socket, out: bytes, heard: bytearray, *, json: bool, 
                 more = link.recv(1 << 18)
                 if not more:
                     return False
-                heard += more
+                received += more
         except BlockingIOError:
             continue
         except ConnectionError:
             return False
     if json:  # frames are cut by the client that reads them; lines can be checked as they come
-        whole = heard[: heard.rfind(b"\n") + 1]
-        del heard[: len(whole)]
+        whole = received[: received.rfind(b"\n") + 1]
+        del received[: len(whole)]
         for line in whole.splitlines():
             met[f"answered {msgspec.json.decode(line).get('code', 'otherwise')}"] += 1
     return True

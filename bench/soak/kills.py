@@ -50,7 +50,7 @@ class Life:
             answer = link.receive()
             if answer is None:
                 raise Broken(f"the connection ended: {self.target.log_end()}")
-            self._heard(answer)
+            self._received(answer)
 
     def feed_and_kill(self, link: Link) -> None:
         """Send a burst, kill the daemon in its middle, and read the answers that it still gave."""
@@ -63,7 +63,7 @@ class Life:
         time.sleep(self.random.uniform(0, took + 0.0004 * burst))
         self.target.kill()
         while (answer := link.receive()) is not None:
-            self._heard(answer)
+            self._received(answer)
         self.met["kills"] += 1
         self.met["kills with messages unanswered"] += self.acknowledged < self.sent
 
@@ -73,7 +73,7 @@ class Life:
             self.submitted.clear()
         self.sent = upto
 
-    def _heard(self, answer: Answer) -> None:
+    def _received(self, answer: Answer) -> None:
         """Note one answer: they come in the order of the messages. A refused submission is an answer too."""
         message = self.scenario.steps[self.acknowledged].message
         refused = isinstance(answer, Error) and isinstance(message, TxSubmitted) and answer.seq == self.acknowledged

@@ -78,7 +78,7 @@ class Liar:
         weights = [weight for weight, _ in self._ways]
         return self._random.choices(self._ways, weights)[0][1]()
 
-    def heard(self, message: Inbound, answer: Ack | Error) -> None:
+    def answered(self, message: Inbound, answer: Ack | Error) -> None:
         """Follow what was carried out."""
         if isinstance(answer, Error):
             return
@@ -105,7 +105,7 @@ class Liar:
         random = self._random
         outputs = [self._output() for _ in range(random.randint(0, 3))]
         txid, inputs = random.choice(self._txids), self._points(random.randint(0, 3))
-        said = txid[0] % 2 == 1
+        detailed = txid[0] % 2 == 1
         return Tx(
             txid=txid,
             inputs=inputs,
@@ -115,8 +115,8 @@ class Liar:
             collateral_return=self._output() if random.random() < 0.3 else None,
             coinbase=random.random() < 0.1,
             raw=random.randbytes(20) if random.random() < 0.3 else None,
-            version=txid[1] if said else None,
-            previous=[(n, b"script") if n else None for n, _ in enumerate(inputs)] if said else None,
+            version=txid[1] if detailed else None,
+            previous=[(n, b"script") if n else None for n, _ in enumerate(inputs)] if detailed else None,
         )
 
     def _submitted(self) -> Tx:
@@ -182,7 +182,7 @@ def round(folder: Path, seed: int) -> Met:
             answer = link.ask(msgspec.structs.replace(message, seq=n))
             if not isinstance(answer, Ack | Error):
                 raise Broken(f"{message} was answered {answer}")
-            liar.heard(message, answer)
+            liar.answered(message, answer)
             met[f"{type(message).__name__} {answer.status if isinstance(answer, Ack) else answer.code}"] += 1
             if random.random() < 0.01:
                 link.socket.close()
@@ -226,6 +226,6 @@ def _roll_everything_back(target: Target, liar: Liar, met: Met) -> None:
                 break
             if not isinstance(answer, Ack):
                 raise Broken(f"a rollback of an applied block was answered {answer}")
-            liar.heard(message, answer)
+            liar.answered(message, answer)
             met["blocks of lies rolled back"] += 1
     _check(target, liar, met)

@@ -113,10 +113,10 @@ def check(life: Recorded, files: dict[str, bytes], at_s: float, random: Random, 
         met["daemons started after a power cut"] += 1
         met["daemons started on a half-made store"] += not least
     else:
-        _look(life, load(target.config, {}), least, most)
+        _check(life, load(target.config, {}), least, most)
 
 
-def _look(life: Recorded, config: Config, least: int, most: int) -> None:
+def _check(life: Recorded, config: Config, least: int, most: int) -> None:
     """Walk the store and compare its live set."""
     with open_disk(config, readonly=True) as disk:
         store = HistoryStore(disk)

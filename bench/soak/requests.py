@@ -151,10 +151,10 @@ def _converse(target: Target, requests: Requests, random: Random, met: Met) -> i
 def _read_answer(link: socket.socket, *, head_only: bool) -> int:
     """Read one answer; an error has to be JSON in the one form."""
     link.settimeout(0.5)
-    heard = b""
-    while b"\r\n\r\n" not in heard:
-        heard += _more(link)
-    head, _, body = heard.partition(b"\r\n\r\n")
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += _more(link)
+    head, _, body = received.partition(b"\r\n\r\n")
     status = int(head.split(b" ", 2)[1])
     lines = [line.lower() for line in head.split(b"\r\n")]
     length = next((int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:")), 0)

@@ -254,8 +254,8 @@ class Target:
             stdin=subprocess.DEVNULL,
         )
         if done.returncode not in codes:
-            said = (done.stderr or done.stdout)[-2000:].decode(errors="replace")
-            raise Broken(f"utxod {' '.join(arguments)} ended with {done.returncode}: {said}")
+            output = (done.stderr or done.stdout)[-2000:].decode(errors="replace")
+            raise Broken(f"utxod {' '.join(arguments)} ended with {done.returncode}: {output}")
         return done.stdout
 
     def live_set(self) -> list[str]:

@@ -58,7 +58,7 @@ def backup(context: click.Context, target: Path, max_growth: int) -> None:
     context.obj.go_on_in_child()
     with store_errors(), pipe_may_close(), Progress("backup", _size(config)) as progress:
         manifest = write(config, _STDOUT if stream else target, max_growth, progress.advance)
-    click.echo(f"{_told(manifest)}{'' if stream else f' in {target}'}", err=stream)
+    click.echo(f"{_summary(manifest)}{'' if stream else f' in {target}'}", err=stream)
     for sentence in manifest.not_included:
         click.echo(f"not included: {sentence}", err=True)
 
@@ -74,7 +74,7 @@ def _size(config: Config) -> int:
     return sum(path.stat().st_size for path in paths if path.exists())
 
 
-def _told(manifest: Manifest) -> str:
+def _summary(manifest: Manifest) -> str:
     tip = "an empty store" if manifest.tip is None else f"height {manifest.tip.height:,}, block {manifest.tip.hash}"
     size = sum(file.size for file in manifest.files)
     return f"backup of {manifest.chain} at {tip}: {len(manifest.files):,} files, {in_bytes(size)}"
@@ -116,10 +116,10 @@ def restore(context: click.Context, source: Path | None, data_dir: Path | None, 
         given = sys.stdin.buffer if str(source) == "-" else source
         try:
             with Progress("restore", _size_of(source)) as progress:
-                manifest = read(given, data_dir, TABLES, walk=walk, tell=progress.advance)
+                manifest = read(given, data_dir, TABLES, walk=walk, advance=progress.advance)
         except NotEmpty as error:
             raise Exit(str(error), WRONG_USE) from error
-    click.echo(f"restored the {_told(manifest)} to {data_dir}")
+    click.echo(f"restored the {_summary(manifest)} to {data_dir}")
     if manifest.blob_store.startswith("file:") and manifest.blob_store != "file:blobs":
         click.echo(f'blobs are in {data_dir / "blobs"}; the backup was made with blob_store = "{manifest.blob_store}"')
     for sentence in manifest.not_included:

@@ -101,9 +101,9 @@ def _with_daemon_options(feed: click.Command) -> click.Command:
         context.obj = context.obj.socket(socket or context.parent.params["socket"])
         context.invoke(run, **arguments)
 
-    told = copy(feed)
-    told.callback, told.params = call.callback, [*feed.params, *call.params]
-    return told
+    combined = copy(feed)
+    combined.callback, combined.params = call.callback, [*feed.params, *call.params]
+    return combined
 
 
 def _feeds() -> click.Group:

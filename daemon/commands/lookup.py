@@ -285,10 +285,10 @@ def item(value: object) -> str:
     """Return one entry of a list as a person reads it."""
     match value:
         case Inpoint():
-            told = [f"value {value.value:,}", f"script {value.script}"] if value.value is not None else []
-            return ", ".join([f"{value.tx_hash}#{value.output_index}", *told])
+            shown = [f"value {value.value:,}", f"script {value.script}"] if value.value is not None else []
+            return ", ".join([f"{value.tx_hash}#{value.output_index}", *shown])
         case Struct():
-            return ", ".join(f"{name} {said}" for name, said in msgspec.structs.asdict(value).items())
+            return ", ".join(f"{name} {part}" for name, part in msgspec.structs.asdict(value).items())
         case None:
             return "–"
         case _:

@@ -34,7 +34,7 @@ class Progress:
         self._what, self._total, self._unit = what, total, unit
         self._shown, self._done, self._at = shown, 0.0, ""
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._began = self._said = monotonic()
+        self._began = self._shown_at = monotonic()
         self._drawn = False
 
     def __enter__(self) -> Progress:
@@ -59,9 +59,9 @@ class Progress:
         """Hear that so much is done."""
         self._done, self._at = done, at
         now = monotonic()
-        if now - self._said < (_REDRAW_S if self._terminal else _LINE_EVERY_S):
+        if now - self._shown_at < (_REDRAW_S if self._terminal else _LINE_EVERY_S):
             return
-        self._said = now
+        self._shown_at = now
         if self._terminal:
             sys.stderr.write(f"\r{self.line(now)}\x1b[K")
             self._drawn = True

@@ -35,11 +35,11 @@ def verify(path: Path, root: str | None) -> None:
         check(proof, root)
     except Contradiction as wrong:
         raise Exit(f"{name} proves nothing: {wrong.step}: {wrong}", DAMAGED) from wrong
-    for line in _told(proof, trusted=root is not None):
+    for line in _lines(proof, trusted=root is not None):
         click.echo(line)
 
 
-def _told(proof: MmrProof, *, trusted: bool) -> Iterator[str]:
+def _lines(proof: MmrProof, *, trusted: bool) -> Iterator[str]:
     at = "before the first block" if proof.hash is None else f"at block {proof.height} {proof.hash}"
     yield f"output   {proof.tx_hash}#{proof.output_index}"
     yield from _record(bytes.fromhex(proof.data))

@@ -23,7 +23,7 @@ def table(jobs: list[PrunerJob]) -> Table:
 
 def _what(job: PrunerJob) -> str:
     """Return why it waits or failed, and what it did."""
-    said = [part for part in (job.reason, job.error) if part]
-    said += [f"{count} {name.replace('_', ' ')}" for name, count in job.counts.items()]
-    said += [f"{count} kept ({reason})" for reason, count in job.skipped.items()]
-    return ", ".join(said) or "nothing to do"
+    parts = [part for part in (job.reason, job.error) if part]
+    parts += [f"{count} {name.replace('_', ' ')}" for name, count in job.counts.items()]
+    parts += [f"{count} kept ({reason})" for reason, count in job.skipped.items()]
+    return ", ".join(parts) or "nothing to do"

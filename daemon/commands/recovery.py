@@ -127,7 +127,7 @@ def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
         show(*whole(row))
 
 
-def _tell(asked: list[bytes], changed: set[bytes], what: str, why_not: str) -> None:
+def _report(asked: list[bytes], changed: set[bytes], what: str, why_not: str) -> None:
     """Report for each transaction whether it was changed; fail when none was."""
     for txid in asked:
         click.echo(f"{txid.hex()} {what if txid in changed else why_not}")
@@ -142,7 +142,7 @@ def _tell(asked: list[bytes], changed: set[bytes], what: str, why_not: str) -> N
 def replay(context: click.Context, txids: list[bytes]) -> None:
     """Make dead and orphan transactions pending again, with fresh counters."""
     changed = _with(context.obj.config, lambda storage: storage.replay(txids), readonly=False)
-    _tell(txids, changed, "pending again", "is neither dead nor an orphan")
+    _report(txids, changed, "pending again", "is neither dead nor an orphan")
 
 
 @recovery.command()
@@ -156,7 +156,7 @@ def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
     The daemon takes them, and what builds on them, out of its pool: what they claimed is free again.
     """
     changed = _with(context.obj.config, lambda storage: storage.discard(txids, reason), readonly=False)
-    _tell(txids, changed, "deleted", "is final already, or not known")
+    _report(txids, changed, "deleted", "is final already, or not known")
 
 
 @recovery.command()
@@ -167,7 +167,7 @@ def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
 def reopen(context: click.Context, txids: list[bytes], reason: str) -> None:
     """Make transactions of any final status pending again: their status is determined from scratch."""
     changed = _with(context.obj.config, lambda storage: storage.reopen(txids, reason), readonly=False)
-    _tell(txids, changed, "pending again", "is pending already, or not known")
+    _report(txids, changed, "pending again", "is pending already, or not known")
 
 
 @recovery.command()

@@ -51,10 +51,10 @@ def whole(row: Row) -> list[RenderableType]:
         facts.add_row(name, value)
     if not row.history:
         return [facts]
-    looks = _table("message", "outcome", "what was said", "by")
+    past = _table("message", "outcome", "what was said", "by")
     for attempt in row.history:
-        looks.add_row(_when(attempt.at), attempt.outcome, attempt.error or "", attempt.owner)
-    return [facts, "", looks]
+        past.add_row(_when(attempt.at), attempt.outcome, attempt.error or "", attempt.owner)
+    return [facts, "", past]
 
 
 def counted(counts: Counts, service: Numbers | None) -> list[RenderableType]:
@@ -62,11 +62,11 @@ def counted(counts: Counts, service: Numbers | None) -> list[RenderableType]:
     made = _table("status", "transactions")
     for status, count in counts.by_status.items():
         made.add_row(status, f"{count:,}")
-    said: list[RenderableType] = [made]
+    lines: list[RenderableType] = [made]
     if counts.by_status["pending"]:
-        said.append(f"the oldest pending one has waited for {counts.oldest_pending_s:,.0f} s")
+        lines.append(f"the oldest pending one has waited for {counts.oldest_pending_s:,.0f} s")
     if service is None:
-        return [*said, "no daemon processes them"]
+        return [*lines, "no daemon processes them"]
     leads = "leads" if service.leader else "waits for the leader's lock"
     sources = ", ".join(f"{name} {circuit}" for name, circuit in service.circuits.items())
-    return [*said, f"the daemon {leads}; {service.claims:,} claims, {service.errors:,} errors; sources: {sources}"]
+    return [*lines, f"the daemon {leads}; {service.claims:,} claims, {service.errors:,} errors; sources: {sources}"]

@@ -71,9 +71,9 @@ async def _send(path: Path, file: Path | None, keep_going: bool, wait_s: float |
 def _answered(line: Line, seq: int) -> bool:
     """Print what comes up to the answer of message `seq`; return whether it was accepted."""
     while True:
-        heard = line.receive()
-        click.echo(wire.encode(heard, "json"), nl=False)
-        match heard:
+        received = line.receive()
+        click.echo(wire.encode(received, "json"), nl=False)
+        match received:
             case Error(seq=given) if given in {None, seq}:
                 return False
             case Ack(seq=given) | Welcome(seq=given) if given == seq:

@@ -231,14 +231,14 @@ def _pruner(config: Config, daemon: DaemonReport, store: StoreReport | None) -> 
     if store is None or not config.pruner.enabled:
         return Handler("pruner", "off", "pruner.enabled" if store else "utxo.enabled")
     due, job = store.prune_backlog_blocks, store.pruner_job
-    said = f"{counted(due, 'block')} due{_last(job)}"
+    detail = f"{counted(due, 'block')} due{_last(job)}"
     if not daemon.running:
-        return Handler("pruner", "stopped", said)
+        return Handler("pruner", "stopped", detail)
     if job is not None and job.state == "failed":
-        return Handler("pruner", "failed", said)
+        return Handler("pruner", "failed", detail)
     if job is not None and job.state == "queued" and job.reason is not None:
-        return Handler("pruner", "waiting", said)
-    return Handler("pruner", "busy" if due else "ok", said)
+        return Handler("pruner", "waiting", detail)
+    return Handler("pruner", "busy" if due else "ok", detail)
 
 
 def _last(job: PrunerJob | None) -> str:

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import click
 
-from daemon.client import Heard, Line
+from daemon.client import Line, Received
 from daemon.commands.common import FAILED, WRONG_USE, Exit
 from handlers import wire
 from handlers.events import Ack, Error, Fact, Hello, Subscribe, Welcome
@@ -30,10 +30,10 @@ _COLOURS = {
     "error": "red",
     "warning": "yellow",
 }
-_SAID_BEFORE = ("event", "type", "timestamp", "level")  # these begin the line
+_LEADING = ("event", "type", "timestamp", "level")  # these begin the line
 
 
-def tell(line: str) -> None:
+def notice(line: str) -> None:
     """Print a remark about the connection; it is not part of the output."""
     click.secho(line, err=True, dim=True)
 
@@ -69,7 +69,7 @@ def _readable(when: str, fields: dict[str, Any]) -> str:
     """Return a line for a person: when, what, and everything else."""
     name = str(fields.get("event") or fields.get("type") or "?")
     colour = _COLOURS.get(name) or _COLOURS.get(str(fields.get("level")))
-    rest = " ".join(f"{key}={_value(value)}" for key, value in fields.items() if key not in _SAID_BEFORE)
+    rest = " ".join(f"{key}={_value(value)}" for key, value in fields.items() if key not in _LEADING)
     return f"{when} {click.style(f'{name:<16}', fg=colour)} {rest}"
 
 
@@ -108,19 +108,19 @@ def follow_daemon(path: Path, printer: Printer, first: int | None = None) -> Non
     if unknown:
         raise Exit(f"--event: {unknown[0]!r} is none of {', '.join(FACTS)}", WRONG_USE)
     place = _Place(first)
-    for heard in _heard(path, list(printer.events or FACTS), place):
-        match heard:
+    for received in _received(path, list(printer.events or FACTS), place):
+        match received:
             case Welcome(tip=tip):
                 at = "the origin" if tip is None else f"height {tip.height}"
-                tell(f"following {path}, the tip is at {at}")
-                place.welcomed(heard.newest_sequence)
+                notice(f"following {path}, the tip is at {at}")
+                place.welcomed(received.newest_sequence)
             case Error(code="gone" | "unknown_sequence") as error:
                 if place.next == first:  # which the user has named
                     raise Exit(f"--from: {error.message}", FAILED)
-                tell(f"facts are missing here: {error.message}")
+                notice(f"facts are missing here: {error.message}")
                 place.go_on(error.detail.get("oldest"))
             case Error() as error:
-                tell(f"the daemon reports {error.code}: {error.message}")
+                notice(f"the daemon reports {error.code}: {error.message}")
             case Ack():
                 pass
             case fact:
@@ -149,7 +149,7 @@ class _Place:
         self.next, self.lost = oldest if isinstance(oldest, int) else None, True
 
 
-def _heard(path: Path, events: Any, place: _Place) -> Iterator[Heard]:
+def _received(path: Path, events: Any, place: _Place) -> Iterator[Received]:
     """Yield what the daemon sends, without end; print a remark when it is away."""
     away = False
     while True:
@@ -159,12 +159,12 @@ def _heard(path: Path, events: Any, place: _Place) -> Iterator[Heard]:
                 wish = Subscribe(events=events, from_sequence=place.next)
                 line.send(wish, Hello(client="utxod-tail/1"))  # in this order: nothing is missed after its tip
                 while not place.lost:
-                    heard = line.receive()
+                    received = line.receive()
                     away = False
-                    yield heard
+                    yield received
         except OSError as error:
             if not away:
-                tell(f"the daemon is away: {path}: {error.strerror or error}; waiting for it")
+                notice(f"the daemon is away: {path}: {error.strerror or error}; waiting for it")
             away = True
         time.sleep(_RETRY_S)
 
@@ -201,7 +201,7 @@ def _log_lines(path: Path, count: int, wanted: Callable[[str], bool]) -> Iterato
                 continue
             time.sleep(_POLL_S)
             if (successor := _successor(path, file)) is not None:
-                tell(f"{path} was rotated or cut; following it from its beginning")
+                notice(f"{path} was rotated or cut; following it from its beginning")
                 yield from map(_text, (rest + file.read()).splitlines())  # lines that were added meanwhile
                 file.close()
                 file, rest = successor, b""

@@ -48,23 +48,23 @@ def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> No
         _outputs_of(config, txid, as_json=as_json)
         return
     with asking(config) as shot:
-        told = _told(config, shot, txid, range((page - 1) * count, page * count))
-    if told is None:
+        answer = _answer(config, shot, txid, range((page - 1) * count, page * count))
+    if answer is None:
         message = f"transaction {text} is not here: never seen, or pruned"
         if as_json:
             print_json(Failure("unknown_transaction", message))
             sys.exit(FAILED)
         raise Exit(message, FAILED)
     if as_json:
-        print_json(told)
+        print_json(answer)
         return
-    left = told.transaction.total_utxos - page * count
+    left = answer.transaction.total_utxos - page * count
     more = [f"{left:,} more: --page {page + 1}"] if left > 0 else []
     with pipe_may_close():
-        show(_fields(told), "", _slots(told), *more)
+        show(_fields(answer), "", _slots(answer), *more)
 
 
-def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | None:
+def _answer(config: Config, shot: Snapshot, txid: bytes, page: range) -> Answer | None:
     transactions, tip = reading(shot.store, config), shot.tip()
     query = TxQuery(transactions.view(shot.txn))
     held = query.find(txid)
@@ -73,7 +73,7 @@ def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | No
     home = transactions.chain.find(shot.txn, txid)
     block = shot.point(home.ordinal) if home else None
     indexes = range(held.record.total)[page.start : page.stop]
-    return Told(
+    return Answer(
         tip=None if tip is None else to_tip(tip),
         block=None if block is None else to_tip(block),
         transaction=query.transaction(held),
@@ -100,7 +100,7 @@ def _outputs_of(config: Config, txid: bytes, *, as_json: bool) -> None:
     raise Exit(message, FAILED)
 
 
-class Told(Struct, frozen=True):
+class Answer(Struct, frozen=True):
     """A transaction: `block` is where the UTXO set has it, `utxos` are those of its `slots` that are kept there."""
 
     tip: TipAnswer | None
@@ -110,13 +110,13 @@ class Told(Struct, frozen=True):
     utxos: list[Utxo]
 
 
-def _fields(told: Told) -> Table:
+def _fields(answer: Answer) -> Table:
     """Return what is known of a transaction; fields without a value are left out."""
-    table, record = Table.grid(padding=(0, 3)), told.transaction
+    table, record = Table.grid(padding=(0, 3)), answer.transaction
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_row("transaction", record.txid)
-    table.add_row("where", "in no block of the chain" if told.block is None else heading(told.block))
+    table.add_row("where", "in no block of the chain" if answer.block is None else heading(answer.block))
     if not record.has_record:
         table.add_row("record", "none: its block has all of it")
     for name, label in _SHOWN.items():
@@ -125,14 +125,14 @@ def _fields(told: Told) -> Table:
             value = datetime.fromtimestamp(value / 1000, UTC).isoformat(" ", "seconds")
         if value not in (None, False, []):
             table.add_row(label, readable(value))
-    if record.block_heights != ([] if told.block is None else [told.block.height]):  # reported by TxMined
+    if record.block_heights != ([] if answer.block is None else [answer.block.height]):  # reported by TxMined
         table.add_row("in blocks of height", readable(record.block_heights))
     spent = "" if record.spent_utxos is None else f", {record.spent_utxos:,} of them spent"
     table.add_row("outputs", f"{record.total_utxos:,}{spent}")
     return table
 
 
-def _slots(told: Told) -> Table:
+def _slots(answer: Answer) -> Table:
     """Return who may spend each output, and what it holds where that is known."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("output", justify="right", no_wrap=True)
@@ -140,8 +140,8 @@ def _slots(told: Told) -> Table:
         table.add_column(name, overflow="fold")
     table.add_column("amount", justify="right", no_wrap=True)
     table.add_column("owner", overflow="fold")
-    utxos = {utxo.output_index: utxo for utxo in told.utxos}
-    for slot in told.slots:
+    utxos = {utxo.output_index: utxo for utxo in answer.utxos}
+    for slot in answer.slots:
         spender = "" if slot.spending_tx_hash is None else f"{slot.spending_tx_hash} input {slot.spending_input_index}"
         state = slot.status if slot.spendable_in is None else f"{slot.status}, spendable from {slot.spendable_in:,}"
         utxo = utxos.get(slot.output_index)

@@ -9,7 +9,7 @@ from daemon.commands.common import FAILED, Exit, pipe_may_close, show
 from daemon.commands.lookup import asking, print_json
 from daemon.store import reading
 from handlers.answers import to_tip
-from handlers.waiting import MOST_LOOKS, Order, Status, TooManyLooks, WaitingList, cut, resumed
+from handlers.waiting import MOST_EXAMINED, Order, Status, TooMuchToExamine, WaitingList, cut, resumed
 
 
 def txs(config: Config, status: Status, order: Order, count: int, cursor: str | None, *, as_json: bool) -> None:
@@ -20,9 +20,9 @@ def txs(config: Config, status: Status, order: Order, count: int, cursor: str | 
         walk, tip = WaitingList(reading(shot.store, config).view(shot.txn), status, order), shot.tip()
         after = None if cursor is None else resumed(cursor, status, order)
         try:
-            for _ in walk.look(after, 0, count, MOST_LOOKS):
+            for _ in walk.search(after, 0, count, MOST_EXAMINED):
                 pass
-        except TooManyLooks as error:
+        except TooMuchToExamine as error:
             raise Exit(f"{error}; --order age lists them all the same", FAILED) from error
         found = walk.waiting()
     more = None if walk.next is None else cut(status, order, walk.next)
@@ -34,7 +34,7 @@ def txs(config: Config, status: Status, order: Order, count: int, cursor: str | 
         table.add_column(column, justify="left" if column in ("transaction", "locked") else "right", no_wrap=True)
     for tx in found:
         numbers = (len(tx.tx_inpoints), tx.total_utxos, tx.fee, tx.size_in_bytes)
-        told = ["" if number is None else f"{number:,}" for number in numbers]
-        table.add_row(f"{tx.unmined_since:,}", tx.txid, *told, "yes" if tx.locked else "")
+        texts = ["" if number is None else f"{number:,}" for number in numbers]
+        table.add_row(f"{tx.unmined_since:,}", tx.txid, *texts, "yes" if tx.locked else "")
     with pipe_may_close():
         show(table, *([] if more is None else [f"there may be more: --cursor {more}"]))

@@ -17,9 +17,9 @@ def wallets(context: click.Context, parent: int | None) -> None:
 
     `utxod run` starts this by itself where electrum.enabled or esplora.enabled is set.
     """
-    from daemon.http.worker import handed_over
+    from daemon.http.worker import inherited
 
-    read = (lambda: context.obj.config) if parent is None else (lambda: handed_over(parent))
+    read = (lambda: context.obj.config) if parent is None else (lambda: inherited(parent))
     with service(read) as config, store_errors(), one_failure():
         from daemon.wallets.worker import serve
 

@@ -63,7 +63,7 @@ def _watch(config: Config, path: Path, every_s: float, *, as_json: bool) -> None
     """Show a report again and again."""
     if as_json or not sys.stdout.isatty():
         while True:
-            click.echo(_looked(config, path, "json" if as_json else "line"))
+            click.echo(_render(config, path, "json" if as_json else "line"))
             sys.stdout.flush()
             time.sleep(every_s)
     from rich.console import Console
@@ -72,11 +72,11 @@ def _watch(config: Config, path: Path, every_s: float, *, as_json: bool) -> None
 
     with Live(console=Console(), screen=True, auto_refresh=False) as live:
         while True:
-            live.update(Text.from_ansi(_looked(config, path, "screen").decode()), refresh=True)
+            live.update(Text.from_ansi(_render(config, path, "screen").decode()), refresh=True)
             time.sleep(every_s)
 
 
-def _looked(config: Config, path: Path, form: str) -> bytes:
+def _render(config: Config, path: Path, form: str) -> bytes:
     """Return a report as bytes. A child reads the store: a damaged one may end it."""
     return answer_of_child(lambda: _written(read_report(config, path), form))
 

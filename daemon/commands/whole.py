@@ -43,11 +43,11 @@ def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
     context.obj.go_on_in_child(place, copy.place)
     with store_errors(), Progress("verify", None, in_numbers, "rows") as progress:
 
-        def tell(table: str, row: int, key: bytes) -> None:
-            place.tell(table, row, key)
+        def report(table: str, row: int, key: bytes) -> None:
+            place.note(table, row, key)
             progress.advance(1, table)
 
-        found = walk(context.obj.config, copy, tell)
+        found = walk(context.obj.config, copy, report)
     for finding in (*found.findings, *found.contradictions):
         click.echo(finding, err=True)
     for note in found.notes:

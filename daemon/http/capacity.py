@@ -83,7 +83,7 @@ class Capacity:
         self._unsent: dict[Client, int] = {}  # bytes that their client does not read, the longest first
         self._queued: dict[Client, None] = {}  # for their turn
         self._running = 0
-        self._room = self._batch = 1  # requests that may start in this iteration of the loop, and in the next
+        self._may_start = self._batch = 1  # requests that may start in this iteration of the loop, and in the next
         self._pauses = 0  # iterations in which none starts
         self._planned = self._checking = False  # is due in the loop
         self._planned_at = 0.0
@@ -107,9 +107,9 @@ class Capacity:
                 same = (each for each in self._waiting if each.address == address)
                 next(same, client).close_early("address_limit")
         if len(self._open) > self.limits.connections:
-            self._make_room()
+            self._close_one()
 
-    def _make_room(self) -> None:
+    def _close_one(self) -> None:
         victim = next(iter(self._waiting), None) or next(iter(self._unsent), None) or next(reversed(self._queued), None)
         if victim is not None:
             self._evicted += 1
@@ -176,14 +176,14 @@ class Capacity:
 
     def _start(self) -> None:
         """Start as many requests as there are places for in this iteration of the loop."""
-        while self._queued and self._room and self._running < self._most_running:
+        while self._queued and self._may_start and self._running < self._most_running:
             client = next(iter(self._queued))
             del self._queued[client]
             self._running += 1
-            self._room -= 1
+            self._may_start -= 1
             client.start().add_done_callback(self._done)
             self._plan()
-        if self._queued and not self._room:
+        if self._queued and not self._may_start:
             self._plan()
 
     def _plan(self) -> None:
@@ -203,7 +203,7 @@ class Capacity:
             self._pauses, self._batch = _PAUSES, 1
         else:
             self._batch = min(self._batch * 2, _LARGEST_BATCH)
-        self._room = 0 if self._pauses else self._batch
+        self._may_start = 0 if self._pauses else self._batch
         self._start()
 
     def _done(self, _: asyncio.Task[None]) -> None:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from daemon.http.lists import of
 from daemon.http.reply import CBOR, Problem, hex_of, known, reply, stamp, wants_cbor
 from daemon.turns import Turns
-from handlers.datums import Datum, look_for_datum
+from handlers.datums import Datum, search_datum
 from handlers.query import Query
 
 
@@ -25,7 +25,7 @@ class DatumRoutes:
         found = None
         with self._query.snapshot() as shot:
             etag, headers, _ = stamp(*of(shot, as_cbor=as_cbor))
-            for found in look_for_datum(shot, digest):
+            for found in search_datum(shot, digest):
                 if found is None:
                     await self._turns.next()
                     shot.check_age()

@@ -13,7 +13,7 @@ from handlers.events import Point
 from handlers.query import Boundary, Listed, Query, Snapshot, Walk
 
 Find = Callable[[Snapshot, str], Listed]
-_ROOM = 16 << 20  # bytes of answers that are kept until the store moves
+_CACHE_BYTES = 16 << 20  # bytes of answers that are kept until the store moves
 _OVERHEAD = 1000  # bytes that a cached response takes besides its body and its query
 
 
@@ -38,7 +38,7 @@ class Lists:
         self._parameter = parameter
         self._find = find
         self._answers: dict[_Question, _Answer] = {}
-        self._room = 0
+        self._left = 0
         self._boundary: Boundary | None = None  # of the answers
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
@@ -60,7 +60,7 @@ class Lists:
         walk = _walk(shot, self._find(shot, text), asked)
         if known(scope, etag):  # the query is valid, and the client wants no body
             return _Answer(etag, headers, (), b"")
-        for _turn in walk.look((asked.page - 1) * asked.count, asked.count):
+        for _turn in walk.search((asked.page - 1) * asked.count, asked.count):
             await self._turns.next()
             shot.check_age()
         places, cursor = walk.take(asked.count)
@@ -75,14 +75,14 @@ class Lists:
         return answer
 
     def _keep(self, question: _Question, answer: _Answer) -> None:
-        self._room -= len(answer.body) + len(question[0]) + len(question[1]) + _OVERHEAD
-        if self._room < 0:
+        self._left -= len(answer.body) + len(question[0]) + len(question[1]) + _OVERHEAD
+        if self._left < 0:
             self._forget(self._boundary)
         else:
             self._answers[question] = answer
 
     def _forget(self, boundary: Boundary | None) -> None:
-        self._answers, self._room, self._boundary = {}, _ROOM, boundary
+        self._answers, self._left, self._boundary = {}, _CACHE_BYTES, boundary
 
 
 def of(shot: Snapshot, *, as_cbor: bool = False) -> tuple[Point | None, *tuple[str, ...]]:

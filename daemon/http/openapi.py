@@ -18,7 +18,7 @@ from handlers.prune_report import PrunerJob
 from handlers.recovery.report import Recovering, RecoveringWhole
 from handlers.touched import AddressTx
 from handlers.tx_query import Raw, Slot, Transaction
-from handlers.waiting import LOOKS, ORDERS, Waiting
+from handlers.waiting import EXAMINED, ORDERS, Waiting
 from handlers.waiting import STATUSES as WAITING
 from storage.recovery.rows import STATUSES
 
@@ -227,7 +227,7 @@ def _waiting() -> Object:
         schema = {"type": "string", "enum": list(values), "default": values[0]}
         listed["parameters"].append({"name": name, "in": "query", "schema": schema, "description": text})
     listed["description"] += (
-        f" Each answer examines about {LOOKS:,} transactions, inputs and outputs: it may have fewer than `count` "
+        f" Each answer examines about {EXAMINED:,} transactions, inputs and outputs: it may have fewer than `count` "
         "transactions, or none, and a cursor all the same."
     )
     del listed["responses"]["409"]

@@ -238,14 +238,14 @@ class Measured:
             return
         began, status = time.monotonic(), 500
 
-        async def heard(message: Message) -> None:
+        async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, heard)
+            await self._app(scope, receive, counted)
         finally:
             route = getattr(scope.get("route"), "path", _UNMATCHED)
             self._own.observe(route, status, time.monotonic() - began)

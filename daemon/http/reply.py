@@ -195,22 +195,22 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 def known(scope: Scope, etag: str) -> bool:
     """Return whether the client has this very answer."""
-    said = header(scope, b"if-none-match")
-    if said is None or said == "*":
-        return said is not None
-    return etag.removeprefix("W/") in (part.strip().removeprefix("W/") for part in said.split(","))
+    sent = header(scope, b"if-none-match")
+    if sent is None or sent == "*":
+        return sent is not None
+    return etag.removeprefix("W/") in (part.strip().removeprefix("W/") for part in sent.split(","))
 
 
 def wants_cbor(scope: Scope) -> bool:
     """Return whether the client would rather have CBOR."""
-    said = header(scope, b"accept")
-    return said is not None and "cbor" in said.lower() and _prefers(said, CBOR)
+    sent = header(scope, b"accept")
+    return sent is not None and "cbor" in sent.lower() and _prefers(sent, CBOR)
 
 
 def wants_bytes(scope: Scope) -> bool:
     """Return whether the client would rather have plain bytes."""
-    said = header(scope, b"accept")
-    return said is not None and _prefers(said, OCTETS)
+    sent = header(scope, b"accept")
+    return sent is not None and _prefers(sent, OCTETS)
 
 
 @lru_cache(64)

@@ -167,11 +167,11 @@ class Upstream:
         """
         assert tx.raw is not None
         found = await self.ask("submitTransaction", {"transaction": {"cbor": tx.raw.hex()}})
-        await self._tell(tx)
+        await self._submit_here(tx)
         txid: str = found["transaction"]["id"]
         return txid
 
-    async def tell_if_taken(self, request: dict[str, Any], answer: dict[str, Any]) -> None:
+    async def submit_if_taken(self, request: dict[str, Any], answer: dict[str, Any]) -> None:
         """Tell our own daemon of a transaction that a client has submitted, if the node has taken it."""
         if request.get("method") != "submitTransaction" or "result" not in answer:
             return
@@ -180,9 +180,9 @@ class Upstream:
         except (BlockError, KeyError, TypeError, ValueError) as error:
             log.warning("submission_not_told", error=str(error))
             return
-        await self._tell(tx)
+        await self._submit_here(tx)
 
-    async def _tell(self, tx: Tx) -> None:
+    async def _submit_here(self, tx: Tx) -> None:
         """Tell our daemon of a transaction that the node has; what the daemon says against it changes nothing there."""
         try:
             async with asyncio.timeout(self._settings.timeout):

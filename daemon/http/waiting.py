@@ -14,7 +14,7 @@ from daemon.http.reply import Paging, Problem, answer, good_cursor, paging
 from daemon.turns import Turns
 from handlers.query import Query
 from handlers.transactions import Transactions
-from handlers.waiting import ORDERS, STATUSES, Order, Status, TooManyLooks, WaitingList, cut, resumed
+from handlers.waiting import ORDERS, STATUSES, Order, Status, TooMuchToExamine, WaitingList, cut, resumed
 
 _REFUSED = frozenset({"asset"})
 _T = TypeVar("_T", Status, Order)
@@ -35,10 +35,10 @@ class WaitingRoute:
         with self._query.snapshot() as shot:
             walk, tip = WaitingList(self._transactions.view(shot.txn), status, order), shot.tip()
             try:
-                for _ in walk.look(after, (asked.page - 1) * asked.count, asked.count):
+                for _ in walk.search(after, (asked.page - 1) * asked.count, asked.count):
                     await self._turns.next()
                     shot.check_age()
-            except TooManyLooks as error:
+            except TooMuchToExamine as error:
                 hint = "use cursor instead of page, or request order=age"
                 raise Problem(400, "too_much_to_order", str(error), hint) from error
             body = _encode(walk.waiting())
@@ -55,10 +55,10 @@ def _asked(query_string: bytes) -> tuple[Status, Order, Paging]:
 
 def _choice(given: Sequence[tuple[str, str]], name: str, values: tuple[_T, ...]) -> _T:
     """Return the one value of a parameter; the first of `values` without one."""
-    said = [value for each, value in given if each == name]
-    if len(said) > 1:
+    found = [value for each, value in given if each == name]
+    if len(found) > 1:
         raise Problem(400, "bad_parameter", f"{name} is given more than once")
     for value in values:
-        if said in ([], [value]):
+        if found in ([], [value]):
             return value
-    raise Problem(400, "bad_parameter", f"{name} is {said[0]!r}; it is one of {', '.join(values)}")
+    raise Problem(400, "bad_parameter", f"{name} is {found[0]!r}; it is one of {', '.join(values)}")

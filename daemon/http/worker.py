@@ -51,7 +51,7 @@ log = structlog.get_logger("http")
 _SPARE_DESCRIPTORS = 128  # for everything but connections: the store, tables, blobs, logs
 
 
-def handed_over(parent: int) -> Config:
+def inherited(parent: int) -> Config:
     """Return the configuration that the parent process has written to standard input."""
     die_with(parent)  # without a parent no process would supervise this one, and its successor needs the address
     config: Config = pickle.load(sys.stdin.buffer)
@@ -99,7 +99,7 @@ def serve_on(app: ASGIApp, sockets: Mapping[int, str], http: Http, counts: Serve
         listening = {
             opened.enter_context(socket.socket(fileno=descriptor)): prefix for descriptor, prefix in sockets.items()
         }
-        anyio.run(_until_told, server(app, listening, http, counts), backend_options={"use_uvloop": True})
+        anyio.run(_until_stopped, server(app, listening, http, counts), backend_options={"use_uvloop": True})
 
 
 class Serving(NamedTuple):
@@ -135,7 +135,7 @@ def server(app: ASGIApp, listening: Mapping[socket.socket, str], http: Http, cou
     return Serving(_Server(config), [*listening])
 
 
-async def _until_told(serving: Serving) -> None:
+async def _until_stopped(serving: Serving) -> None:
     async def leave() -> None:
         await heed(signals, dump)
         serving.server.should_exit = True

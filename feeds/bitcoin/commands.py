@@ -124,7 +124,7 @@ def from_bitcoin_rpc(
         follower.messages,
         lambda: follower.height,
         total,
-        follower.hear,
+        follower.notify,
         follower.refused,
         chain,
         follower.kept,

@@ -112,7 +112,7 @@ class Node:
     def judge(self, answer: Answer, calls: int) -> list[_Reply]:
         """Return the replies to some calls, in their order."""
         if answer.status == 401:
-            raise self._stranger()
+            raise self._not_bitcoind()
         replies = self._decode(answer)
         if isinstance(replies, _Reply):
             if calls > 1:
@@ -137,7 +137,7 @@ class Node:
         what = f"the node at {self.name} answers HTTP {answer.status} {_printable(answer.reason)}".rstrip()
         raise NodeAway(what) if answer.status in _PASSING else NodeError(what)
 
-    def _stranger(self) -> Exception:
+    def _not_bitcoind(self) -> Exception:
         if self._login.read() != self._secret:
             return NodeAway(f"the node at {self.name} has another cookie now")
         what = "requests without credentials" if self._secret is None else "user and password"

@@ -27,7 +27,7 @@ class _Known(NamedTuple):
     """What a transaction spends, and the poll at which it was last submitted."""
 
     inputs: Inputs
-    look: int
+    poll: int
 
 
 class Mempool:
@@ -37,8 +37,8 @@ class Mempool:
         self.on = on
         self._node = node
         self._width = width
-        self._look = 0
-        self._told: dict[bytes, _Known] = {}
+        self._poll = 0
+        self._submitted: dict[bytes, _Known] = {}
         self._spent: dict[OutPoint, bytes] = {}  # by what was submitted and is still there
         self._missing: set[bytes] = set()  # listed, and gone when it was fetched
         self._refused: set[bytes] = set()  # of what was submitted
@@ -55,28 +55,28 @@ class Mempool:
     def refused(self, txid: bytes) -> None:
         """Note that the daemon refused a transaction. It is submitted again once what it replaces is withdrawn."""
         self._left.pop(txid, None)
-        if txid in self._told:
+        if txid in self._submitted:
             self._refused.add(txid)
 
     def kept(self, txid: bytes) -> None:
         """Note that the daemon could not withdraw a transaction: withdraw it again, unless it comes back."""
-        if (known := self._withdrawn.pop(txid, None)) is not None and txid not in self._told:
+        if (known := self._withdrawn.pop(txid, None)) is not None and txid not in self._submitted:
             self._left[txid] = known
 
     def mined(self, block: BlockApplied) -> None:
         """Note a block: what it contains, and what conflicts with it, is not withdrawn: the daemon sees the block."""
-        if not self._told and not self._left:
+        if not self._submitted and not self._left:
             return
         for tx in block.txs:
             self._drop(tx.txid)
         spent = {outpoint for tx in block.txs for outpoint in tx.inputs}
         lost = {self._spent[outpoint] for outpoint in spent if outpoint in self._spent}
         lost.update(txid for txid, known in self._left.items() if not spent.isdisjoint(known.inputs))
-        for txid in _with_descendants(lost, self._told | self._left):
+        for txid in _with_descendants(lost, self._submitted | self._left):
             self._drop(txid)
 
     def _drop(self, txid: bytes) -> None:
-        known = self._told.pop(txid, None)
+        known = self._submitted.pop(txid, None)
         self._left.pop(txid, None)
         self._refused.discard(txid)
         for outpoint in known.inputs if known else ():
@@ -97,27 +97,27 @@ class Mempool:
         if not self.on:
             return []
         there = self._ids(await self._node.call("getrawmempool"))
-        gone = self._told.keys() - there
+        gone = self._submitted.keys() - there
         if gone and await self._node.call("getbestblockhash") != best:
             self.behind = True
             return []
         self._missing.intersection_update(there)
         for txid in gone:
-            known, refused = self._told[txid], txid in self._refused
+            known, refused = self._submitted[txid], txid in self._refused
             self._drop(txid)
             if not refused:
                 self._left[txid] = known
         for txid in self._left.keys() & there.keys():  # it came back before it was withdrawn
-            self._tell(txid, *self._left.pop(txid))
-        fresh = [txid for txid in there if txid not in self._told and txid not in self._missing]
+            self._note_submitted(txid, *self._left.pop(txid))
+        fresh = [txid for txid in there if txid not in self._submitted and txid not in self._missing]
         self.behind = len(fresh) > _AT_ONCE
         found = await self._fetch(fresh[:_AT_ONCE])
         going = self._going({outpoint for tx in found for outpoint in tx.inputs})
         found += await self._fetch(self._again(going))
-        return self._said(fresh[:_AT_ONCE], found, going)
+        return self._messages(fresh[:_AT_ONCE], found, going)
 
-    def _tell(self, txid: bytes, inputs: Inputs, look: int) -> None:
-        self._told[txid] = _Known(inputs, look)
+    def _note_submitted(self, txid: bytes, inputs: Inputs, poll: int) -> None:
+        self._submitted[txid] = _Known(inputs, poll)
         self._spent.update(dict.fromkeys(inputs, txid))
 
     def _going(self, spent: Container[OutPoint]) -> dict[bytes, bool]:
@@ -136,28 +136,28 @@ class Mempool:
         """Return what was refused before that was withdrawn which it replaces, and the refused that build on it."""
         freed: dict[OutPoint, int] = {}
         for known in self._withdrawn.values():
-            freed.update(dict.fromkeys(known.inputs, known.look))
+            freed.update(dict.fromkeys(known.inputs, known.poll))
         for txid in going:
-            freed.update(dict.fromkeys(self._left[txid].inputs, self._look + 1))
-        refused = {txid: self._told[txid] for txid in self._refused}
+            freed.update(dict.fromkeys(self._left[txid].inputs, self._poll + 1))
+        refused = {txid: self._submitted[txid] for txid in self._refused}
         again = {
-            txid for txid, known in refused.items() if any(freed.get(each, 0) > known.look for each in known.inputs)
+            txid for txid, known in refused.items() if any(freed.get(each, 0) > known.poll for each in known.inputs)
         }
         return _with_descendants(again, refused)
 
-    def _said(self, looked_at: Iterable[bytes], found: list[Tx], going: dict[bytes, bool]) -> list[_Message]:
+    def _messages(self, fetched: Iterable[bytes], found: list[Tx], going: dict[bytes, bool]) -> list[_Message]:
         """Return the messages; from here on all of it counts as sent."""
-        self._look += 1
-        self._missing.update(set(looked_at).difference(tx.txid for tx in found))
+        self._poll += 1
+        self._missing.update(set(fetched).difference(tx.txid for tx in found))
         spends = {txid: self._left.pop(txid).inputs for txid in going}
         for txid, inputs in spends.items():
             self._withdrawn.pop(txid, None)
-            self._withdrawn[txid] = _Known(inputs, self._look)
+            self._withdrawn[txid] = _Known(inputs, self._poll)
         for txid in list(self._withdrawn)[: max(len(self._withdrawn) - _REMEMBERED, 0)]:
             del self._withdrawn[txid]
         for tx in found:
             self._refused.discard(tx.txid)
-            self._tell(tx.txid, tx.inputs, self._look)
+            self._note_submitted(tx.txid, tx.inputs, self._poll)
         # Each on its own: one that is refused stops no other. A child first, so that its reason is its own.
         withdrawn = [
             TxWithdrawn(txids=[txid], reason="replaced" if going[txid] else "evicted")

@@ -21,7 +21,7 @@ class Patience:
         self._answers = self._tries = 0
         self._since: float | None = None
 
-    async def wait(self, away: NodeAway, tell: Callable[[str], None]) -> None:
+    async def wait(self, away: NodeAway, notice: Callable[[str], None]) -> None:
         """Wait for a moment.
 
         Raises:
@@ -35,5 +35,5 @@ class Patience:
             self._answers, self._tries = self._node.answers, 0
         pause = _PAUSES_S[min(self._tries, len(_PAUSES_S) - 1)]
         self._tries += 1
-        tell(f"{away}; trying again in {pause:g} s")
+        notice(f"{away}; trying again in {pause:g} s")
         await anyio.sleep(pause)

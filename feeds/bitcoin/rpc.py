@@ -81,14 +81,14 @@ class Follower:
         self.tip: int | None = None  # what the daemon was sent
         self._node = node
         self._options = options
-        self._told: Callable[[str], None] = lambda _: None
+        self._notice: Callable[[str], None] = lambda _: None
         self._mempool = Mempool(node, options.mempool, options.width)
         self._patience = Patience(node, options.wait_s)
         self._persisted = -1
         self._turns, self._highest = 0, -1
         self._waits = True  # the node announces blocks, as far as we know
         self._early = False  # it did before the time was over
-        self._said_behind = False
+        self._reported_behind = False
         self._settled = False
 
     def refused(self, txid: bytes, error: Error) -> None:
@@ -103,16 +103,16 @@ class Follower:
             self._mempool.refused(txid)
         elif self._mempool.on:
             self._mempool.on = False
-            self._told(f"the daemon takes no transactions ({error.message}): --mempool is switched off")
+            self._notice(f"the daemon takes no transactions ({error.message}): --mempool is switched off")
 
     def kept(self, txid: bytes, error: Error) -> None:
         """Note that the daemon did not withdraw a transaction: it does so later, or never had it, or keeps it."""
         if error.retryable:
             self._mempool.kept(txid)
 
-    def hear(self, tell: Callable[[str], None]) -> None:
+    def notify(self, notice: Callable[[str], None]) -> None:
         """Take the function that receives messages for the operator, one line each."""
-        self._told = tell
+        self._notice = notice
 
     async def messages(self, welcome: Welcome) -> AsyncGenerator[Inbound, None]:
         """Yield what brings a daemon onto the node's chain and keeps it there.
@@ -131,7 +131,7 @@ class Follower:
                     return
                 except NodeAway as away:
                     self._node.close()
-                    await self._patience.wait(away, self._told)
+                    await self._patience.wait(away, self._notice)
         finally:
             self._node.close()
 
@@ -171,7 +171,7 @@ class Follower:
         if lost is not None and lost.height > count and not await self._went_back(trail, info):
             self._settled = True  # at least until the node has another block
             return
-        self._said_behind = False
+        self._reported_behind = False
         if base is None and lost is not None:
             raise ChainError(
                 f"the daemon is on another chain: none of its blocks from height {lost.height} to {trail.height} that "
@@ -246,10 +246,10 @@ class Follower:
                 pass
             else:
                 return True
-        if not self._said_behind:
+        if not self._reported_behind:
             where = f"at height {info.blocks}, the daemon at {trail.height}"
-            self._told(f"the node at {self._node.name} is {where}: waiting until it has come as far")
-            self._said_behind = True
+            self._notice(f"the node at {self._node.name} is {where}: waiting until it has come as far")
+            self._reported_behind = True
         return False
 
     # --- around the chain ----------------------------------------------------------------------------------------

@@ -81,14 +81,14 @@ def check_magic(path: Path, network: Network) -> None:
     Raises:
         SourceError: it is of another network.
     """
-    file, said = _said_magic(path)
-    if None in (said, network.magic) or said == network.magic:
+    file, stored = _stored_magic(path)
+    if None in (stored, network.magic) or stored == network.magic:
         return
-    whose = next((known.name for known in NETWORKS.values() if known.magic == said), "an unknown network")
-    raise SourceError(f"{file}: the magic {said} is that of {whose}, not of {network.name}: see --network")
+    whose = next((known.name for known in NETWORKS.values() if known.magic == stored), "an unknown network")
+    raise SourceError(f"{file}: the magic {stored} is that of {whose}, not of {network.name}: see --network")
 
 
-def _said_magic(path: Path) -> tuple[Path, int | None]:
+def _stored_magic(path: Path) -> tuple[Path, int | None]:
     for folder in (path, path.parent):
         file = folder / "protocolMagicId"
         if file.is_file():

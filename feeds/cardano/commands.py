@@ -128,4 +128,4 @@ def from_ogmios(
     )
     total = (lambda: chain.tip_height) if job.to is None else job.to
     name = ChainName("cardano", network)
-    runner.run(job, shown(url), chain.messages, lambda: chain.height, total, chain.hear, chain=name)
+    runner.run(job, shown(url), chain.messages, lambda: chain.height, total, chain.notify, chain=name)

@@ -112,7 +112,7 @@ def _unknown_network(name: str, files: Sequence[Path], byron_epochs: int) -> Gen
     return genesis
 
 
-def _check_same(file: Path, said: Network, known: Network) -> None:
+def _check_same(file: Path, given: Network, known: Network) -> None:
     """Refuse a file that counts slots in another way; how Byron's count does not matter where there was none."""
     for what in (
         "start",
@@ -121,7 +121,7 @@ def _check_same(file: Path, said: Network, known: Network) -> None:
         "slot_s",
         *(("byron_epoch_slots", "byron_slot_s") if known.byron_epochs else ()),
     ):
-        here, there = getattr(said, what), getattr(known, what)
+        here, there = getattr(given, what), getattr(known, what)
         if here != there:
             raise GenesisError(f"{file}: not a genesis of {known.name}: {what} is {here:.10g}, not {there:.10g}")
 
@@ -151,8 +151,8 @@ def _outputs(document: _Document) -> list[GenesisOutput]:
 
 
 def _magic(document: _Document) -> int | None:
-    said = (document.protocol_consts.protocol_magic, document.protocol_magic, document.network_magic)
-    return next((magic for magic in said if magic is not None), None)
+    given = (document.protocol_consts.protocol_magic, document.protocol_magic, document.network_magic)
+    return next((magic for magic in given if magic is not None), None)
 
 
 def _output(address: bytes, text: str, amount: str | int) -> GenesisOutput:

@@ -99,7 +99,7 @@ class OgmiosChain:
     ) -> None:
         self.height = 0
         self.tip_height: int | None = None
-        self._told: Callable[[str], None] = lambda _: None
+        self._notice: Callable[[str], None] = lambda _: None
         self._url = url
         self._name = shown(url)
         self._network = network
@@ -108,16 +108,16 @@ class OgmiosChain:
         self._patience_s = patience_s
         self._known_tip = known_tip or 0
         self._tip_id: str | None = None
-        self._tip_said_at = float("-inf")
+        self._tip_reported_at = float("-inf")
         self._beyond = False  # the next block is above the height to stop at
         self._lost_at: float | None = None
         self._tries = 0
         self._met = False  # the next answer may repeat the intersection
         self._turns, self._furthest = 0, -1
 
-    def hear(self, told: Callable[[str], None]) -> None:
-        """Pass messages for the operator to `told` from now on."""
-        self._told = told
+    def notify(self, notice: Callable[[str], None]) -> None:
+        """Pass messages for the operator to `notice` from now on."""
+        self._notice = notice
 
     async def messages(self, welcome: Welcome) -> AsyncGenerator[Inbound, None]:
         """Yield what the daemon lacks; it ends at the height to stop at, or never.
@@ -131,7 +131,7 @@ class OgmiosChain:
         self._seed = self._genesis if fresh else None
         self._vouchers = VoucherHistory(() if self._genesis is None else self._genesis.outputs) if fresh else None
         if fresh and self._genesis is None:
-            self._told("without --genesis nothing is known of the outputs from before the first block")
+            self._notice("without --genesis nothing is known of the outputs from before the first block")
         while True:
             try:
                 async with opened(self._url) as session:
@@ -213,9 +213,9 @@ class OgmiosChain:
             return []
         self._tip_id = tip.id
         now = anyio.current_time()
-        if tip.height == self.tip_height or now - self._tip_said_at < _RENEW_S:
+        if tip.height == self.tip_height or now - self._tip_reported_at < _RENEW_S:
             return []
-        self.tip_height, self._tip_said_at = tip.height, now
+        self.tip_height, self._tip_reported_at = tip.height, now
         return [Hello(network_tip=NetworkTip(max(tip.height, self._known_tip)))]
 
     def _arrived(self) -> bool:
@@ -255,7 +255,9 @@ class OgmiosChain:
                 return None
         vouchers = VoucherHistory(() if self._genesis is None else self._genesis.outputs)
         if here is not None:
-            self._told(f"reading the chain up to height {here.height} once more, for the vouchers that are live there")
+            self._notice(
+                f"reading the chain up to height {here.height} once more, for the vouchers that are live there"
+            )
             await self._read_again(None, here, vouchers)
         return vouchers
 
@@ -295,7 +297,7 @@ class OgmiosChain:
             raise FeedError(str(away))
         pause = _PAUSES_S[min(self._tries, len(_PAUSES_S) - 1)]
         self._tries += 1
-        self._told(f"{away}; trying again in {pause:g} s")
+        self._notice(f"{away}; trying again in {pause:g} s")
         await anyio.sleep(pause)
 
     def _nothing_shared(self, fault: ServerFault) -> SourceError:

@@ -18,9 +18,9 @@ from feeds.cardano.eras import ALONZO, NAMES, Network
 from feeds.cardano.ogmios_addresses import from_text
 from feeds.cardano.ogmios_issuers import read_issuer
 from feeds.cardano.ogmios_json import Block, Boundary, MessageError, Praos, unhex
-from feeds.cardano.ogmios_json import Output as SaidOutput
-from feeds.cardano.ogmios_json import Reference as SaidReference
-from feeds.cardano.ogmios_json import Transaction as SaidTransaction
+from feeds.cardano.ogmios_json import Output as OgmiosOutput
+from feeds.cardano.ogmios_json import Reference as OgmiosReference
+from feeds.cardano.ogmios_json import Transaction as OgmiosTransaction
 from feeds.cardano.ogmios_scripts import read_script
 from handlers.events import Asset, BlockApplied, OutPoint, Output, Tx
 
@@ -53,7 +53,7 @@ def decode_block(block: Block, network: Network, before_slot: int | None = None)
         time = int(network.start + slot * network.byron_slot_s)
     if block.height > FAR_AWAY or slot > FAR_AWAY:
         raise MessageError(f"no chain has a block of height {block.height} and slot {slot}", ".height")
-    said = () if isinstance(block, Boundary) else block.transactions
+    given = () if isinstance(block, Boundary) else block.transactions
     return BlockApplied(
         height=block.height,
         hash=unhex(block.id, ".id", 32),
@@ -64,7 +64,7 @@ def decode_block(block: Block, network: Network, before_slot: int | None = None)
         era=block.era,
         size=None if isinstance(block, Boundary) or block.size is None else block.size.bytes,
         issuer=read_issuer(block.issuer) if isinstance(block, Praos) else None,
-        txs=_each(lambda tx: _transaction(tx, block.era), said, ".transactions"),
+        txs=_each(lambda tx: _transaction(tx, block.era), given, ".transactions"),
     )
 
 
@@ -73,24 +73,24 @@ def _next_epoch(slot: int, network: Network) -> int:
     return (slot // network.byron_epoch_slots + 1) * network.byron_epoch_slots
 
 
-def _transaction(said: SaidTransaction, era: str) -> Tx:
-    valid = said.spends == "inputs"
+def _transaction(given: OgmiosTransaction, era: str) -> Tx:
+    valid = given.spends == "inputs"
     if not valid and era in _WITHOUT_FAILURES:
         raise MessageError(f"a transaction of {era} cannot spend its collateral", ".spends")
-    if said.sub_transactions:
+    if given.sub_transactions:
         raise MessageError("transactions inside of transactions are not understood", ".subTransactions")
-    back = said.collateral_return
+    back = given.collateral_return
     return Tx(
-        txid=unhex(said.id, ".id", 32),
-        inputs=_outpoints(said.inputs, ".inputs"),
-        outputs=_each(_output, said.outputs, ".outputs"),
+        txid=unhex(given.id, ".id", 32),
+        inputs=_outpoints(given.inputs, ".inputs"),
+        outputs=_each(_output, given.outputs, ".outputs"),
         valid=valid,
-        collateral=_outpoints(said.collaterals, ".collaterals"),
-        references=_outpoints(said.references, ".references"),
+        collateral=_outpoints(given.collaterals, ".collaterals"),
+        references=_outpoints(given.references, ".references"),
         collateral_return=None if back is None else _at(".collateralReturn", _output, back),
-        fee=None if said.fee is None else _amount(said.fee.ada.lovelace, ".fee.ada.lovelace"),
-        size=None if said.cbor is None else _size(said.cbor),
-        datums=[_datum(digest, datum) for digest, datum in said.datums.items()] if said.datums else [],
+        fee=None if given.fee is None else _amount(given.fee.ada.lovelace, ".fee.ada.lovelace"),
+        size=None if given.cbor is None else _size(given.cbor),
+        datums=[_datum(digest, datum) for digest, datum in given.datums.items()] if given.datums else [],
     )
 
 
@@ -104,61 +104,61 @@ def _size(cbor: str) -> int | None:
     return len(cbor) // 2 - (cbor[:2] == _FOUR_PARTS)
 
 
-def _datum(digest: str, said: str) -> bytes:
+def _datum(digest: str, given: str) -> bytes:
     """Return a datum, which has to have the hash that it is listed under: else it could never be found."""
     wanted, place = unhex(digest, ".datums[...]", 32), f".datums.{digest}"
-    datum = unhex(said, place)
+    datum = unhex(given, place)
     if blake2b(datum, digest_size=32).digest() != wanted:
         raise MessageError("a datum with another hash", place)
     return datum
 
 
-def _outpoints(said: Sequence[SaidReference], place: str) -> list[OutPoint]:
+def _outpoints(given: Sequence[OgmiosReference], place: str) -> list[OutPoint]:
     """Return outpoints, each once."""
-    found = _each(_outpoint, said, place)
+    found = _each(_outpoint, given, place)
     if len(found) > 1 and len(set(found)) != len(found):
         return list(dict.fromkeys(found))
     return found
 
 
-def _outpoint(said: SaidReference) -> OutPoint:
-    if said.index > _MAX_INDEX:
-        raise MessageError(f"{said.index} is too large here", ".index")
-    return unhex(said.transaction.id, ".transaction.id", 32), said.index
+def _outpoint(given: OgmiosReference) -> OutPoint:
+    if given.index > _MAX_INDEX:
+        raise MessageError(f"{given.index} is too large here", ".index")
+    return unhex(given.transaction.id, ".transaction.id", 32), given.index
 
 
-def _output(said: SaidOutput) -> Output:
+def _output(given: OgmiosOutput) -> Output:
     try:
-        address = from_text(said.address)
+        address = from_text(given.address)
     except ValueError as error:
         raise MessageError(str(error), ".address") from None
-    value, assets = _value(said.value)
-    if said.datum is None and said.script is None:
-        if said.datum_hash is None:
+    value, assets = _value(given.value)
+    if given.datum is None and given.script is None:
+        if given.datum_hash is None:
             return Output(address, value, assets)
-        return Output(address, value, assets, unhex(said.datum_hash, ".datumHash", 32))
-    if said.datum_hash is not None and said.datum is not None:
+        return Output(address, value, assets, unhex(given.datum_hash, ".datumHash", 32))
+    if given.datum_hash is not None and given.datum is not None:
         raise MessageError("an output with a datum and the hash of one", ".datum")
-    script, script_hash = (None, None) if said.script is None else _at(".script", read_script, said.script)
+    script, script_hash = (None, None) if given.script is None else _at(".script", read_script, given.script)
     return Output(
         address,
         value,
         assets,
-        datum_hash=None if said.datum_hash is None else unhex(said.datum_hash, ".datumHash", 32),
-        inline_datum=None if said.datum is None else unhex(said.datum, ".datum"),
+        datum_hash=None if given.datum_hash is None else unhex(given.datum_hash, ".datumHash", 32),
+        inline_datum=None if given.datum is None else unhex(given.datum, ".datum"),
         script_ref=script,
         script_ref_hash=script_hash,
     )
 
 
-def _value(said: dict[str, dict[str, int]]) -> tuple[int, list[Asset]]:
+def _value(given: dict[str, dict[str, int]]) -> tuple[int, list[Asset]]:
     """Return coin and assets; a quantity of zero is no asset."""
-    ada = said.get("ada")
+    ada = given.get("ada")
     if ada is None or list(ada) != ["lovelace"]:
         raise MessageError("a value without `ada`, in `lovelace` alone", ".value")
     assets: list[Asset] = []
-    if len(said) > 1:
-        for policy, names in said.items():
+    if len(given) > 1:
+        for policy, names in given.items():
             if policy != "ada":
                 _add_assets(policy, names, assets)
     return _amount(ada["lovelace"], ".value.ada.lovelace"), assets
@@ -180,19 +180,19 @@ def _amount(number: int, place: str) -> int:
     return number
 
 
-def _each(read: Callable[[T], U], said: Sequence[T], place: str) -> list[U]:
+def _each(read: Callable[[T], U], given: Sequence[T], place: str) -> list[U]:
     """Return what all are read as; an error names the one that it is about."""
     made: list[U] = []
     try:
-        for each in said:
+        for each in given:
             made.append(read(each))  # noqa: PERF401 - how many there are says where an error is
     except MessageError as error:
         raise error.inside(f"{place}[{len(made)}]") from None
     return made
 
 
-def _at(place: str, read: Callable[[T], U], said: T) -> U:
+def _at(place: str, read: Callable[[T], U], given: T) -> U:
     try:
-        return read(said)
+        return read(given)
     except MessageError as error:
         raise error.inside(place) from None

@@ -32,11 +32,11 @@ _read = msgspec.json.Decoder(_Issuer).decode
 def read_issuer(raw: msgspec.Raw) -> Issuer | None:
     """Return who made a block; None where the server says it in another form, since nothing depends on it."""
     try:
-        said = _read(raw)
-        certificate = said.operational_certificate
+        block = _read(raw)
+        certificate = block.operational_certificate
         return Issuer(
-            unhex(said.verification_key, ".issuer", 32),
-            unhex(said.vrf_verification_key, ".issuer", 32),
+            unhex(block.verification_key, ".issuer", 32),
+            unhex(block.vrf_verification_key, ".issuer", 32),
             None if certificate is None else unhex(certificate.kes.verification_key, ".issuer", 32),
             None if certificate is None else certificate.count,
         )

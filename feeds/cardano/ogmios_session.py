@@ -120,8 +120,8 @@ class Session:
     def _away(self, error: ConnectionClosed) -> Exception:
         if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG:
             return SourceError(f"{self._name}: an answer is longer than {_LONGEST} bytes")
-        said = in_a_line(error.rcvd.reason) if error.rcvd is not None else ""
-        return Away(f"{self._name}: the server closed the connection{f': {said}' if said else ''}")
+        why = in_a_line(error.rcvd.reason) if error.rcvd is not None else ""
+        return Away(f"{self._name}: the server closed the connection{f': {why}' if why else ''}")
 
 
 @asynccontextmanager

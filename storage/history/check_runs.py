@@ -194,13 +194,13 @@ def _check_run(
         flags[inside] = wanted(view, kind, entries[inside])
         living.see(starts, flags)
         if kind == "txid":
-            yield from _strangers(view, run, entries[inside][~flags[inside]])
-        yield from _tell(kind, run, entries[flags], sink, merging, merge)
+            yield from _unexpected(view, run, entries[inside][~flags[inside]])
+        yield from _findings(kind, run, entries[flags], sink, merging, merge)
     if count != run.entries:
         yield f"{name} has {count} entries, its list says {run.entries}"
 
 
-def _tell(kind: str, run: Run, there: Records, sink: Sink, merging: Sink, merge: Merge | None) -> Iterator[str]:
+def _findings(kind: str, run: Run, there: Records, sink: Sink, merging: Sink, merge: Merge | None) -> Iterator[str]:
     """Pass to the sinks which living entries a run has, and which of them a merge has processed."""
     sink.find(*_parts(there))
     if merge is None:
@@ -223,7 +223,7 @@ def _parts(entries: Records) -> tuple[Words, np.ndarray[tuple[int], np.dtype[np.
     return prefixes, numbers, entries["check"].astype(np.uint64) << np.uint64(32) | entries["outputs"]
 
 
-def _strangers(view: View, run: Run, entries: Records) -> Iterator[str]:
+def _unexpected(view: View, run: Run, entries: Records) -> Iterator[str]:
     """An entry of a transaction that is forgotten leads to no output of another one."""
     counts = revivable_of(view.revivable, entries["number"], entries["outputs"].astype(np.int64))
     for number in entries["number"][counts > 0][:_NAMED].tolist():

@@ -152,8 +152,8 @@ def check_tx_order(view: View) -> Iterator[str]:
     if window_end != state.next_number:
         yield f"the transaction at number {window_end} has no record, and may be rolled back"
     for at in _first(counts != view.window[:, 0]):
-        said = view.window[at, 0]
-        yield f"block {state.floor + 1 + at} has {said} transactions, there are records of {counts[at]}"
+        declared = view.window[at, 0]
+        yield f"block {state.floor + 1 + at} has {declared} transactions, there are records of {counts[at]}"
     for at in _first(failed != view.failed):
         yield f"block {state.floor + 1 + at} records wrongly whether a transaction of it failed"
 
@@ -191,8 +191,8 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
 
 
 def _ended(view: View, ordinal: int, count: int) -> Iterator[str]:
-    if ordinal > view.state.floor and count != (said := int(view.window[ordinal - view.state.floor - 1, 2])):
-        yield f"block {ordinal} spent {said} outputs, its undo log has {count}"
+    if ordinal > view.state.floor and count != (declared := int(view.window[ordinal - view.state.floor - 1, 2])):
+        yield f"block {ordinal} spent {declared} outputs, its undo log has {count}"
 
 
 def _spends(view: View, ordinal: int, spends: Records, last: Records, sinks: Sinks) -> Iterator[str]:
@@ -290,8 +290,8 @@ def check_outputs(view: View, kinds: list[str], sinks: Sinks) -> Iterator[str]:
         yield from _bodies(view, records, heap, alive, kinds, sinks)
     yield from _missing(view, low, size, np.empty(0, np.int64))
     for at in _first(counts != view.window[:, 1]):
-        said = view.window[at, 1]
-        yield f"block {view.state.floor + 1 + at} created {said} outputs, there are records of {counts[at]}"
+        declared = view.window[at, 1]
+        yield f"block {view.state.floor + 1 + at} created {declared} outputs, there are records of {counts[at]}"
 
 
 def _missing(view: View, low: int, high: int, there: Numbers) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import touches
-from storage.history.integrity import LOOKS, check_meta, look
+from storage.history.integrity import CHECKS, check_meta, check_value
 from storage.history.layout import BLOCK, UNDO, Block, State, stored_state
 from storage.history.mmr import BIT_NODE, NODE, StoredMmr
 from storage.history.stored import Stored, read_block, read_spent
@@ -30,12 +30,12 @@ def contradictions(txn: Txn, tables: dict[str, Db]) -> Iterator[str]:
 
 
 def _ends(txn: Txn, tables: dict[str, Db]) -> Iterator[str]:
-    for table in filter(tables.__contains__, LOOKS):
+    for table in filter(tables.__contains__, CHECKS):
         cursor = txn.cursor(tables[table])
         for go in (cursor.first, cursor.last):
             if go():
                 try:
-                    look(table, *cursor.item())
+                    check_value(table, *cursor.item())
                 except Damaged as error:
                     yield str(error)
 

@@ -102,7 +102,7 @@ class _Reading:
         passed = state.floor > self._boundary
         if passed or state.tip < self._boundary or self._row_of(txn, self._boundary) != self._row:
             raise ChainMoved(self._name(), passed=passed)
-        self._look_above(txn, state.tip)
+        self._check_tip(txn, state.tip)
 
     def check_count(self) -> None:
         """Refuse a set from which something is missing: a table may have lost rows, and is sound by itself.
@@ -120,7 +120,7 @@ class _Reading:
         block = msgspec.msgpack.decode(check_row(self._row, what), type=Block)
         return f"block {block.height} {block.hash.hex()}"
 
-    def _look_above(self, txn: Txn, tip: int) -> None:
+    def _check_tip(self, txn: Txn, tip: int) -> None:
         """Read the undo logs of the blocks that came since, and drop those that were rolled back."""
         known, first, blocks = len(self._above), self._boundary + 1, self._tables[BLOCK]
         del self._above[max(tip - self._boundary, 0) :]

@@ -72,8 +72,8 @@ class Value:
 class HeldValues:
     """The values of one table that were asked for lately, by number, as they were seen at commits up to one."""
 
-    def __init__(self, room: int, commit: int = -1) -> None:
-        self._room, self.commit = room, commit
+    def __init__(self, capacity: int, commit: int = -1) -> None:
+        self._capacity, self.commit = capacity, commit
         self._firsts: list[int] = []
         self._values: list[Value] = []
 
@@ -93,7 +93,7 @@ class HeldValues:
         if at < len(self._firsts) and self._firsts[at] == value.first:
             self._values[at] = value
             return
-        if len(self._values) >= self._room:
+        if len(self._values) >= self._capacity:
             self._forget()
             at = bisect_left(self._firsts, value.first)
         self._firsts.insert(at, value.first)
@@ -101,7 +101,7 @@ class HeldValues:
 
     def _forget(self) -> None:
         kept = [value for value in self._values if value.used]
-        if 2 * len(kept) > self._room:
+        if 2 * len(kept) > self._capacity:
             kept = kept[len(self._values) & 1 :: 2]
         for value in kept:
             value.used = False

@@ -61,15 +61,15 @@ _read_block = msgspec.msgpack.Decoder(Block).decode
 
 def check_values(view: View) -> Iterator[str]:
     """Yield which values are not as they were written. No value is trusted here, so none can mislead the check."""
-    for table in filter(view.tables.__contains__, LOOKS):
+    for table in filter(view.tables.__contains__, CHECKS):
         for key, value in view.scan(table):
             try:
-                look(table, key, value)
+                check_value(table, key, value)
             except Damaged as error:
                 yield str(error)
 
 
-def look(table: str, key: bytes, value: bytes) -> None:
+def check_value(table: str, key: bytes, value: bytes) -> None:
     """Check one row of a table.
 
     Raises:
@@ -77,7 +77,7 @@ def look(table: str, key: bytes, value: bytes) -> None:
     """
     if len(key) != _KEY_BYTES[table]:
         raise Damaged(f"{table} has a key of {len(key)} bytes, {key.hex()}")
-    LOOKS[table](key, value)
+    CHECKS[table](key, value)
 
 
 def check_meta(txn: Txn, view: View) -> Iterator[str]:
@@ -132,12 +132,12 @@ def _block(key: bytes, raw: bytes) -> None:
 def _records(record: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes], None]:
     what = "transactions" if record is TX_RECORD else "outputs"
 
-    def look(key: bytes, value: bytes) -> None:
+    def check_value(key: bytes, value: bytes) -> None:
         first = _NUMBER.unpack(key)[0]
         name = f"the value of {what} from number {first}"
         check(value, name)
-        count, room = count_of(value), len(value) - HEAD_BYTES
-        if count == 0 or count * record.itemsize > room:
+        count, space = count_of(value), len(value) - HEAD_BYTES
+        if count == 0 or count * record.itemsize > space:
             raise Damaged(f"{name} has {len(value)} bytes for {count} records")
         records = np.frombuffer(value, record, count, HEAD_BYTES)
         numbers = records["number"]
@@ -145,11 +145,11 @@ def _records(record: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes
             raise Damaged(f"{name} begins with number {int(numbers[0])}")
         if np.any(numbers[1:] <= numbers[:-1]) or not 0 <= first <= int(numbers[-1]) < LARGEST:
             raise Damaged(f"the numbers of {name} do not ascend")
-        left = room - count * record.itemsize - (int(records["length"].sum(dtype=np.int64)) if heap else 0)
+        left = space - count * record.itemsize - (int(records["length"].sum(dtype=np.int64)) if heap else 0)
         if left or (heap and np.any(records["address"] > records["length"])):
             raise Damaged(f"the bodies in {name} do not have the lengths in its records")
 
-    return look
+    return check_value
 
 
 def _spends(key: bytes, value: bytes) -> None:
@@ -186,7 +186,7 @@ def _nodes(key: bytes, value: bytes) -> None:
     unpack(value, _NUMBER.unpack(key)[0])
 
 
-LOOKS: dict[str, Callable[[bytes, bytes], object]] = {
+CHECKS: dict[str, Callable[[bytes, bytes], object]] = {
     BLOCK: _block,
     TX: _records(TX_RECORD, heap=False),
     OUTPUT: _records(OUTPUT_RECORD, heap=True),

@@ -95,32 +95,32 @@ class MinedStore:
 
     def __init__(self, blocks: HistoryStore, maturity: int) -> None:
         self.blocks, self.maturity = blocks, maturity
-        self._look: _Look | None = None
+        self._reads: _Reads | None = None
         self._resolved: dict[bytes, ChainTx | None] = {}
 
-    def _at(self, txn: Txn) -> _Look:
-        look = self._look
-        if look is None or look.txn is not txn:
-            look = self._look = _Look(txn, self.blocks)
-        return look
+    def _at(self, txn: Txn) -> _Reads:
+        reads = self._reads
+        if reads is None or reads.txn is not txn:
+            reads = self._reads = _Reads(txn, self.blocks)
+        return reads
 
     # --- on the writer's thread ----------------------------------------------------------------------------------
 
     def forget(self) -> None:
         """Drop what was read: the chain has changed, or may have."""
-        self._look, self._resolved = None, {}
+        self._reads, self._resolved = None, {}
 
     def resolve(self, txn: Txn, txids: Iterable[bytes]) -> None:
         """Look up many transactions at once, with what the writer has in memory, before they are requested."""
         names = sorted(set(txids))
         if not names:
             return
-        history, ids, look = self.blocks.history, words(b"".join(names)), self._at(txn)
+        history, ids, reads = self.blocks.history, words(b"".join(names)), self._at(txn)
         first, _ = history.find_txs(txn, ids, history.prefixes(ids))
         self._resolved.update((names[at], None) for at in np.flatnonzero(first < 0).tolist())
         numbers = distinct(first[first >= 0])
-        for records in look.transactions(numbers):
-            kept = records["number"] >= look.stored.reachable
+        for records in reads.transactions(numbers):
+            kept = records["number"] >= reads.stored.reachable
             kept |= _any(history.live.has, records["number"], outputs_in(records["counts"]))
             self._resolved.update((found.txid, found) for found, _ in _listed(records.compress(kept)))
         # What has no output that lives is left to `find`, which checks whether one may live again.
@@ -140,8 +140,8 @@ class MinedStore:
 
     def record(self, txn: Txn, tx: ChainTx) -> Record:
         """Return what decides about spending; the counters are `counted`'s to fill."""
-        look = self._at(txn)
-        block, found = look.block(tx.ordinal), look.stored.tx_of(tx.number)
+        reads = self._at(txn)
+        block, found = reads.block(tx.ordinal), reads.stored.tx_of(tx.number)
         maturity = self.maturity if tx.flags & TxFlag.COINBASE else None
         returns = bool(found.flags & TxFlag.COLLATERAL_RETURN)
         details = Details(found.outputs - returns, found.fee, found.size, found.subtree)
@@ -149,33 +149,33 @@ class MinedStore:
 
     def slots(self, txn: Txn, tx: ChainTx) -> tuple[dict[int, bytes], int | None]:
         """Return the slots that the chain tells of, without claims next to it, and the height of the last spend."""
-        look, first, last = self._at(txn), tx.number, 0
-        end = first + look.stored.tx_of(first).outputs
-        numbers = look.stored.outputs.within(first, end)
-        live, bodies, slots = look.stored.live.has(numbers), look.stored.bodies(numbers), dict[int, bytes]()
-        spenders = {} if live.all() else look.stored.spenders(first, end)
+        reads, first, last = self._at(txn), tx.number, 0
+        end = first + reads.stored.tx_of(first).outputs
+        numbers = reads.stored.outputs.within(first, end)
+        live, bodies, slots = reads.stored.live.has(numbers), reads.stored.bodies(numbers), dict[int, bytes]()
+        spenders = {} if live.all() else reads.stored.spenders(first, end)
         for number, lives in zip(numbers.tolist(), live.tolist(), strict=True):
             if not lives and number not in spenders:
                 continue
             row = output_hash(tx.txid, number - first, to_body(bodies[number]))
             if not lives:
-                by = look.stored.tx_of(spenders[number])
-                row, last = row + claim(by.txid, look.input_of(by, number)), max(last, by.block)
+                by = reads.stored.tx_of(spenders[number])
+                row, last = row + claim(by.txid, reads.input_of(by, number)), max(last, by.block)
             slots[number - first] = row
-        return slots, look.block(last).height if last else None
+        return slots, reads.block(last).height if last else None
 
     def told(self, txn: Txn, tx: ChainTx, index: int) -> bytes | None:
         """Return a slot as the chain has it, without a claim."""
-        look, number = self._at(txn), tx.number + index
-        if index >= look.stored.tx_of(tx.number).outputs:
+        reads, number = self._at(txn), tx.number + index
+        if index >= reads.stored.tx_of(tx.number).outputs:
             return None
-        lives = look.stored.live.is_set(number)
-        by = None if lives else look.stored.spender(number)
-        found = look.stored.body(number) if lives or by is not None else None
+        lives = reads.stored.live.is_set(number)
+        by = None if lives else reads.stored.spender(number)
+        found = reads.stored.body(number) if lives or by is not None else None
         if found is None:
             return None
         name = output_hash(tx.txid, index, to_body(found))
-        return name if by is None else name + claim(by.txid, look.input_of(by, number))
+        return name if by is None else name + claim(by.txid, reads.input_of(by, number))
 
     def paid(self, txn: Txn, tx: ChainTx, index: int) -> tuple[bytes, int]:
         """Return address and value of an output that has a slot."""
@@ -185,36 +185,36 @@ class MinedStore:
 
     def inputs(self, txn: Txn, tx: ChainTx) -> list[OutPoint]:
         """Return what it spent, in order of its inputs, for as long as a rollback may reach its block."""
-        look = self._at(txn)
-        if not look.stored.state.floor < tx.ordinal <= look.stored.state.tip:
+        reads = self._at(txn)
+        if not reads.stored.state.floor < tx.ordinal <= reads.stored.state.tip:
             return []
-        own = tx.number - look.block(tx.ordinal).first
-        undo = look.undo(tx.ordinal)
+        own = tx.number - reads.block(tx.ordinal).first
+        undo = reads.undo(tx.ordinal)
         spent = undo[(undo["spender"] == own) & (undo["input"] != REPLACED)]
-        homes = look.stored.homes(distinct(spent["number"]))
+        homes = reads.stored.homes(distinct(spent["number"]))
         fields = zip(spent["input"].tolist(), [homes[number] for number in spent["number"].tolist()], strict=True)
         return in_order([(at, (home.txid, home.output)) for at, home in fields])
 
     def of_block(self, txn: Txn, ordinal: int) -> list[ChainTx]:
         """Return a block's transactions in order."""
-        look = self._at(txn)
-        return [found for records in look.of_block(look.block(ordinal)) for found, _ in _listed(records)]
+        reads = self._at(txn)
+        return [found for records in reads.of_block(reads.block(ordinal)) for found, _ in _listed(records)]
 
     # --- rollback ------------------------------------------------------------------------------------------------
 
     def rolled_back(self, txn: Txn, tip: int, target: int) -> RolledBack:
         """Return what the blocks above `target` are, while all of them are there still."""
-        look = self._at(txn)
-        blocks = [look.block(ordinal) for ordinal in range(target + 1, tip + 1)]
-        first, end = blocks[0].first, look.stored.state.next_number
-        txs = joined((part for part, _ in look.stored.txs.span(first, end)), TX_RECORD)
-        logs = [look.undo(ordinal) for ordinal in range(target + 1, tip + 1)]
+        reads = self._at(txn)
+        blocks = [reads.block(ordinal) for ordinal in range(target + 1, tip + 1)]
+        first, end = blocks[0].first, reads.stored.state.next_number
+        txs = joined((part for part, _ in reads.stored.txs.span(first, end)), TX_RECORD)
+        logs = [reads.undo(ordinal) for ordinal in range(target + 1, tip + 1)]
         spends = np.zeros(sum(map(len, logs)), _SPENT)
         starts = np.repeat([block.first for block in blocks], list(map(len, logs)))
         log = joined(logs, SPEND)
         spends["number"], spends["input"], spends["spender"] = log["number"], log["input"], starts + log["spender"]
         spends = spends.compress(spends["input"] != REPLACED)
-        homes = look.stored.home_columns(spends["number"])
+        homes = reads.stored.home_columns(spends["number"])
         return RolledBack(target, blocks, txs, spends, *homes, self._reused(txn, txs))
 
     def gone(self, txn: Txn, back: RolledBack, ghosts: Flags) -> Gone:
@@ -231,14 +231,14 @@ class MinedStore:
 
     def going_back(self, txn: Txn, back: RolledBack, some: Flags) -> Iterator[GoingBack]:
         """Yield the blocks above `target` from the tip down, each with some of the transactions."""
-        look, txs = self._at(txn), back.txs.compress(some)
+        reads, txs = self._at(txn), back.txs.compress(some)
         own = np.isin(back.spends["spender"], txs["number"])
         homes = back.spends["number"] - back.indexes
         spent_by = dict[int, tuple[int, int]]()
         for spend in back.spends[np.isin(homes, txs["number"])].tolist():
             spent_by[spend[0]] = spend[1], spend[2]
         apart = own & ~np.isin(homes, txs["number"])  # the output's transaction stays, or becomes a ghost
-        bodies = look.bodies(distinct(back.spends["number"][apart]))
+        bodies = reads.bodies(distinct(back.spends["number"][apart]))
         for n in range(len(back.blocks) - 1, -1, -1):
             block, ordinal = back.blocks[n], back.target + 1 + n
             mine = txs[slice(*np.searchsorted(txs["block"], [ordinal, ordinal + 1]))]
@@ -252,7 +252,7 @@ class MinedStore:
                 min(block.height, HIGHEST),
                 _name_of(block),
                 _listed(mine),
-                _paid(look, mine, spent_by),
+                _paid(reads, mine, spent_by),
                 [
                     Spend(by, input_, ids[i * 32 : i * 32 + 32], index, bodies[number] if apart else None)
                     for i, ((number, by, input_), index, apart) in enumerate(fields)
@@ -271,7 +271,7 @@ class MinedStore:
         return {ids[at].tobytes() for at in np.unique(places[same]).tolist()}
 
 
-class _Look:
+class _Reads:
     """One snapshot of the chain's tables, with what was read of its blocks."""
 
     def __init__(self, txn: Txn, blocks: HistoryStore) -> None:
@@ -357,14 +357,14 @@ def _listed(records: Records) -> list[Listed]:
     ]
 
 
-def _paid(look: _Look, txs: Records, spent_by: dict[int, tuple[int, int]]) -> dict[int, list[Paid]]:
+def _paid(reads: _Reads, txs: Records, spent_by: dict[int, tuple[int, int]]) -> dict[int, list[Paid]]:
     """Return the outputs of transactions by the numbers of these; `spent_by` has who spent them."""
     first, counts = txs["number"], outputs_in(txs["counts"])
     starts = np.cumsum(counts) - counts
     numbers = np.arange(int(counts.sum())) + np.repeat(first - starts, counts)
     home = dict(zip(numbers.tolist(), np.repeat(first, counts).tolist(), strict=True))
     paid = dict[int, list[Paid]]()
-    for number, found in look.stored.bodies(numbers).items():
+    for number, found in reads.stored.bodies(numbers).items():
         tx = home[number]
         paid.setdefault(tx, []).append(Paid(number - tx, to_body(found), *spent_by.get(number, (None, 0))))
     return paid

@@ -51,14 +51,14 @@ def messages(positions: Numbers, data: Bytes) -> list[bytes]:
     return joined
 
 
-def hashes(said: Iterable[bytes]) -> Bytes:
+def hashes(inputs: Iterable[bytes]) -> Bytes:
     """Return the hashes of messages, a row each.
 
     NOTE: the hot path of a store with an MMR, with two messages an output. A copy of an empty hash is made in half the
     time of a new one with the same parameters.
     """
     fresh, digests = _EMPTY.copy, list[bytes]()
-    for message in said:
+    for message in inputs:
         node = fresh()
         node.update(message)
         digests.append(node.digest())

@@ -195,9 +195,11 @@ class StoredIndex:
         telltale = held.telltales[at]
         if telltale is not None and not telltale[prefix >> 3 & _BITS // 8 - 1] >> (prefix & 7) & 1:
             return _NO_NUMBERS
-        return self._look(held, at, KEY.pack(run.id, prefixes[at - 1], held.numbers[at - 1]), prefix) if at else []
+        return (
+            self._entries_at(held, at, KEY.pack(run.id, prefixes[at - 1], held.numbers[at - 1]), prefix) if at else []
+        )
 
-    def _look(self, held: _HeldRun, at: int, key: bytes, prefix: int) -> list[int]:
+    def _entries_at(self, held: _HeldRun, at: int, key: bytes, prefix: int) -> list[int]:
         """Return the numbers of a prefix in one value, the one before the place `at` in its run."""
         value = self._txn.get(key, db=self._table)
         if value is None:

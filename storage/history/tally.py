@@ -38,13 +38,13 @@ class BitSet:
     def put(self, first: int, bits: bytes) -> bool:
         """Take over bits from a number on, a multiple of eight; return whether none is at or above the size."""
         raw = np.frombuffer(bits, np.uint8)
-        room = self._bytes[first >> 3 : (first >> 3) + len(raw)]
-        room[:] = raw[: len(room)]
+        own = self._bytes[first >> 3 : (first >> 3) + len(raw)]
+        own[:] = raw[: len(own)]
         beyond = (1 << (self.size & 7)) - 1 if self.size & 7 else 0xFF
-        inside = not raw[len(room) :].any()
-        if first <= self.size <= first + 8 * len(raw) and len(room):
-            inside &= not int(room[-1]) & ~beyond
-            room[-1] &= beyond
+        inside = not raw[len(own) :].any()
+        if first <= self.size <= first + 8 * len(raw) and len(own):
+            inside &= not int(own[-1]) & ~beyond
+            own[-1] &= beyond
         return bool(inside)
 
     def union(self, other: BitSet) -> BitSet:

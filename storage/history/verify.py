@@ -26,7 +26,7 @@ from storage.history.mmr import Leaves
 from storage.history.mmr_verify import ranges
 from storage.history.store import HistoryStore
 from storage.history.tally import BitSet, Sieve
-from storage.history.view import Tell, View
+from storage.history.view import Progress, View
 from storage.jobs import TABLES as JOB_TABLES
 from storage.page_copy import copy_pages
 from storage.pages import check_pages
@@ -39,7 +39,7 @@ Walk = Callable[[], Iterator[str]]
 
 
 def silent(_: str, __: int, ___: bytes) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def verify(
@@ -48,7 +48,7 @@ def verify(
     quick: bool = False,
     also: Callable[[Disk], list[str]] = lambda _: [],
     copy_to: Path | None = None,
-    tell: Tell = silent,
+    progress: Progress = silent,
     most: int = MOST,
     leaves: Leaves | None = None,
 ) -> list[str]:
@@ -57,8 +57,8 @@ def verify(
     Everything is read from a copy, which takes one read transaction for as long as it is made; `quick` reads the store
     itself in one. On the copy undo is tried: every block above the floor is rolled back, and the copy is walked again.
     `also` examines the same tables before that, if these are sound, and returns further findings. The copy is made in
-    the folder `copy_to`, else next to the store. `tell` is called with each row before it is read. `leaves` says what
-    the leaves of outputs are where there are Merkle mountain ranges; without it these are not compared.
+    the folder `copy_to`, else next to the store. `progress` is called with each row before it is read. `leaves` makes
+    the leaves of outputs, where there are Merkle mountain ranges; without it these are not compared.
 
     Raises:
         StoreFull: there is no space for the copy.
@@ -66,10 +66,10 @@ def verify(
     findings, others = list[str](), list[str]()
     try:
         with nullcontext(disk) if quick else _copied(disk, copy_to or disk.folder.parent) as seen:
-            view = _walk(seen, tell, findings, most, leaves)
+            view = _walk(seen, progress, findings, most, leaves)
             others = [] if findings else also(seen)
             if not findings and not quick:
-                findings += islice(_undo(seen, tell, view, leaves), most)
+                findings += islice(_undo(seen, progress, view, leaves), most)
     except StoreFull:
         raise
     except StoreError as error:
@@ -89,18 +89,18 @@ def _copied(disk: Disk, place: Path) -> Iterator[Disk]:
             yield copy
 
 
-def _walk(disk: Disk, tell: Tell, findings: list[str], most: int, leaves: Leaves | None) -> View:
+def _walk(disk: Disk, progress: Progress, findings: list[str], most: int, leaves: Leaves | None) -> View:
     """Collect what is wrong; return what was seen. Values are believed by what follows, so they come first."""
     store = HistoryStore(disk, leaves)
     with disk.read() as txn:
-        view = View(txn, disk.tables, tell)
+        view = View(txn, disk.tables, progress)
         values = _each({"state": partial(check_meta, txn, view), "values": partial(check_values, view)})
         findings += islice(values, most)
         if not findings:
             findings += islice(_tables(view), most)
             if not findings:
                 findings += islice(_each({"mountain ranges": partial(ranges, store, txn)}), most)
-            findings += islice(_each({"change log": partial(_changes, disk, view, tell)}), most)
+            findings += islice(_each({"change log": partial(_changes, disk, view, progress)}), most)
         return view
 
 
@@ -157,21 +157,21 @@ def _compared(view: View) -> Iterator[str]:
             yield f"the merge of {kind} has written other entries than those of the runs that it reads"
 
 
-def _changes(disk: Disk, view: View, tell: Tell) -> Iterator[str]:
+def _changes(disk: Disk, view: View, progress: Progress) -> Iterator[str]:
     """The change log: readable, without a gap, and at its end where the chain is."""
     tip = None if view.state.tip == 0 else view.stored.block(view.state.tip).hash
-    yield from change_log.contradictions(LogStore(disk), view.txn, tip, partial(tell, "change_log"))
+    yield from change_log.contradictions(LogStore(disk), view.txn, tip, partial(progress, "change_log"))
 
 
-def _undo(copy: Disk, tell: Tell, before: View, leaves: Leaves | None) -> Iterator[str]:
+def _undo(copy: Disk, progress: Progress, before: View, leaves: Leaves | None) -> Iterator[str]:
     """Take every block above the floor back on a copy; what is left must be sound too, and what the undo logs say."""
     floor, expected, store = before.state.floor, before.revivable.below(before.reachable), HistoryStore(copy, leaves)
     with copy.read() as txn:
-        kinds = check_runs.kept(View(txn, copy.tables, tell))
+        kinds = check_runs.kept(View(txn, copy.tables, progress))
     for target in range(before.state.tip - 1, floor - 1, -_BACK):
         copy.write(partial(_take_back, store, kinds, range(target, max(target - _BACK, floor - 1), -1)))
     with copy.read() as txn:
-        after = View(txn, copy.tables, tell)
+        after = View(txn, copy.tables, progress)
         for finding in _each({"tables": partial(_tables, after), "mountain ranges": partial(ranges, store, txn)}):
             yield f"after taking blocks back to {floor}: {finding}"
         if after.live != expected:

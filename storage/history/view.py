@@ -30,7 +30,7 @@ from storage.history.prefixes import prefixes
 from storage.history.stored import Stored
 from storage.history.tally import BitSet
 
-Tell = Callable[[str, int, bytes], None]  # the table, how many rows of it were read, the key of the last one
+Progress = Callable[[str, int, bytes], None]  # the table, how many rows of it were read, the key of the last one
 
 _VALUES = 64  # that are joined to one array
 _read_block = msgspec.msgpack.Decoder(Block).decode
@@ -39,8 +39,8 @@ _read_block = msgspec.msgpack.Decoder(Block).decode
 class View:
     """The tables, and what of them is known by now: `verify` fills in the sets as it goes."""
 
-    def __init__(self, txn: Txn, tables: dict[str, Db], tell: Tell = lambda *_: None) -> None:
-        self.txn, self.tables, self._tell = txn, tables, tell
+    def __init__(self, txn: Txn, tables: dict[str, Db], progress: Progress = lambda *_: None) -> None:
+        self.txn, self.tables, self._progress = txn, tables, progress
         self.meta = tables[META]
         self.lowest = 1  # the first block: 0 where there are genesis outputs
         self.block_firsts = np.empty(0, np.int64)  # of the blocks from that one on
@@ -82,11 +82,11 @@ class View:
 
     def scan(self, table: str, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows of a table from a key on, and tell of each."""
-        cursor, tell = self.txn.cursor(self.tables[table]), self._tell
-        tell(table, 0, start)
+        cursor, progress = self.txn.cursor(self.tables[table]), self._progress
+        progress(table, 0, start)
         if cursor.set_range(start) if start else cursor.first():
             for row, item in enumerate(cursor, 1):
-                tell(table, row, item[0])
+                progress(table, row, item[0])
                 yield item
 
     def blocks(self) -> Iterator[tuple[int, Block]]:

@@ -196,7 +196,7 @@ class InProcess:
         """Return what `/txs?status=…` answers."""
         with self.disk.read() as txn:
             found = WaitingList(self.transactions.view(txn), status, order)
-            for _ in found.look(None, 0, ALL):
+            for _ in found.search(None, 0, ALL):
                 pass
             return found.waiting()
 

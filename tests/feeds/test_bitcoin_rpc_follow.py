@@ -36,7 +36,7 @@ def no_pauses() -> Iterator[None]:
 def follow(ledger: Ledger, node: Inside, options: Options = OPTIONS, notices: list[str] | None = None) -> None:
     """Let the ledger report everything, until the feed ends or fails."""
     follower = Follower(node, options)
-    follower.hear(notices.append if notices is not None else list[str]().append)
+    follower.notify(notices.append if notices is not None else list[str]().append)
 
     async def report() -> None:
         with anyio.fail_after(20):

@@ -352,7 +352,7 @@ def test_a_refused_transaction_delays_nothing(tmp_path: Path, message: Inbound, 
     def report(txid: bytes, error: Error) -> None:
         reported.append((txid, error.code))
 
-    link = Link(tmp_path / "s", told=notices.append, refused=report, kept=report, patience_s=0)
+    link = Link(tmp_path / "s", notice=notices.append, refused=report, kept=report, patience_s=0)
     with daemon(tmp_path / "s", UNAVAILABLE | {"code": code, "retryable": retryable}, ACK) as heard:
         anyio.run(feed, link, message, BlockPersisted(height=1))
     kind = type(message).__name__
@@ -375,7 +375,7 @@ def test_a_daemon_without_a_transaction_store_is_reported_once() -> None:
     pool, notices = Pool(A).then(B).then(C), list[str]()
 
     def refuse(follower: Follower, message: Inbound) -> None:
-        follower.hear(notices.append)
+        follower.notify(notices.append)
         if isinstance(message, TxSubmitted):
             for _ in range(2):
                 follower.refused(message.tx.txid, Error(seq=1, code="unavailable", message="no store"))

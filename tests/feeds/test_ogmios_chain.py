@@ -69,7 +69,7 @@ def follow(
     """Return the messages that a chain gives, up to its end or so many."""
     chain = OgmiosChain(url, MAINNET, **options)
     if notices is not None:
-        chain.hear(notices.append)
+        chain.notify(notices.append)
 
     async def main() -> list[Inbound]:
         got: list[Inbound] = []

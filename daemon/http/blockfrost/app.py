@@ -19,7 +19,7 @@ from daemon.http.blockfrost.asking import BAD_ADDRESS, BAD_PATH, Paging, Refused
 from daemon.http.blockfrost.network import Chain
 from daemon.http.blockfrost.node import FromNode
 from daemon.http.blockfrost.outputs import Outputs
-from daemon.http.blockfrost.pending import Pending, said
+from daemon.http.blockfrost.pending import Pending, fault_text
 from daemon.http.blockfrost.rendering import Renderer
 from daemon.http.facade import Cors, Mounted, Site, body_of, send_all, shows_token
 from daemon.http.reply import tip_headers
@@ -33,7 +33,7 @@ log = structlog.get_logger("http")
 
 ROOT = "/api/v0"
 _JSON = (b"content-type", b"application/json; charset=utf-8")
-_ROOM = 16 << 20  # bytes of answers that are kept until the store moves
+_CACHE_BYTES = 16 << 20  # bytes of answers that are kept until the store moves
 _OVERHEAD = 1000
 _encode = msgspec.json.Encoder().encode
 
@@ -67,7 +67,7 @@ class Blockfrost:
         self._pending = Pending(site, renderer, self._upstream)
         self._boundary: Boundary | None = None
         self._answers: dict[tuple[str, bytes], bytes] = {}
-        self._room = _ROOM
+        self._left = _CACHE_BYTES
         self._stored, self._moving = _tree(self._from_store()), _tree(self._from_records())
         asked = FromNode(site, self._chain, self._outputs, self._upstream)
         self._asked = _tree({"/epochs/latest/parameters": asked.parameters, "/accounts/*": asked.account})
@@ -179,7 +179,7 @@ class Blockfrost:
 
     async def _found(self, shot: Snapshot, path: str, segments: list[str], query: bytes) -> bytes:
         if shot.boundary is not self._boundary:
-            self._boundary, self._answers, self._room = shot.boundary, {}, _ROOM
+            self._boundary, self._answers, self._left = shot.boundary, {}, _CACHE_BYTES
         kept = self._answers.get((path, query))
         if kept is not None:
             return kept
@@ -193,9 +193,9 @@ class Blockfrost:
             content = await content
         body = content if isinstance(content, bytes) else _encode(content)
         if stored and shot.boundary is self._boundary:
-            self._room -= len(body) + len(path) + len(query) + _OVERHEAD
-            if self._room < 0:
-                self._answers, self._room = {}, _ROOM
+            self._left -= len(body) + len(path) + len(query) + _OVERHEAD
+            if self._left < 0:
+                self._answers, self._left = {}, _CACHE_BYTES
             else:
                 self._answers[path, query] = body
         return body
@@ -261,7 +261,7 @@ def _refusal(scope: Scope, error: Exception) -> Refused:
         case UpstreamAway():
             return Refused(503, str(error))
         case Fault():
-            return Refused(500, f"The Ogmios server refuses: {said(error)}")
+            return Refused(500, f"The Ogmios server refuses: {fault_text(error)}")
         case NoIndex():
             return Refused(503, f"This needs the index utxo.index.{error}, which is not kept.")
         case Torn() | SnapshotExpired():

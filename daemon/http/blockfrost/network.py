@@ -102,50 +102,53 @@ def _genesis(
 
 
 def _from_file(file: Path, network: Network) -> dict[str, Any]:
-    said = msgspec.json.decode(file.read_bytes())
+    given = msgspec.json.decode(file.read_bytes())
     return _genesis(
         network,
-        said["activeSlotsCoeff"],
-        said["updateQuorum"],
-        said["maxLovelaceSupply"],
-        said["slotsPerKESPeriod"],
-        said["maxKESEvolutions"],
-        said["securityParam"],
+        given["activeSlotsCoeff"],
+        given["updateQuorum"],
+        given["maxLovelaceSupply"],
+        given["slotsPerKESPeriod"],
+        given["maxKESEvolutions"],
+        given["securityParam"],
     )
 
 
-def parameters(said: dict[str, Any], epoch: int) -> dict[str, Any]:
-    """Return protocol parameters in Blockfrost's names; `said` is what Ogmios 6 says."""
-    pools, dreps = said.get("stakePoolVotingThresholds") or {}, said.get("delegateRepresentativeVotingThresholds") or {}
-    tx_units, block_units = said["maxExecutionUnitsPerTransaction"], said["maxExecutionUnitsPerBlock"]
-    prices, models = said["scriptExecutionPrices"], said.get("plutusCostModels") or {}
+def parameters(given: dict[str, Any], epoch: int) -> dict[str, Any]:
+    """Return protocol parameters in Blockfrost's names; `given` is what Ogmios 6 says."""
+    pools, dreps = (
+        given.get("stakePoolVotingThresholds") or {},
+        given.get("delegateRepresentativeVotingThresholds") or {},
+    )
+    tx_units, block_units = given["maxExecutionUnitsPerTransaction"], given["maxExecutionUnitsPerBlock"]
+    prices, models = given["scriptExecutionPrices"], given.get("plutusCostModels") or {}
     raw = {f"PlutusV{name[-1]}": costs for name, costs in models.items()}
-    per_byte = str(said["minUtxoDepositCoefficient"])
+    per_byte = str(given["minUtxoDepositCoefficient"])
     group, committee = dreps.get("protocolParametersUpdate") or {}, dreps.get("constitutionalCommittee") or {}
     own = pools.get("constitutionalCommittee") or {}
     security = _number((pools.get("protocolParametersUpdate") or {}).get("security"))
-    references = said.get("minFeeReferenceScripts") or {}
+    references = given.get("minFeeReferenceScripts") or {}
     return {
         "epoch": epoch,
-        "min_fee_a": said["minFeeCoefficient"],
-        "min_fee_b": _lovelace(said["minFeeConstant"]),
-        "max_block_size": said["maxBlockBodySize"]["bytes"],
-        "max_tx_size": said["maxTransactionSize"]["bytes"],
-        "max_block_header_size": said["maxBlockHeaderSize"]["bytes"],
-        "key_deposit": str(_lovelace(said["stakeCredentialDeposit"])),
-        "pool_deposit": str(_lovelace(said["stakePoolDeposit"])),
-        "e_max": said["stakePoolRetirementEpochBound"],
-        "n_opt": said["desiredNumberOfStakePools"],
-        "a0": _number(said["stakePoolPledgeInfluence"]),
-        "rho": _number(said["monetaryExpansion"]),
-        "tau": _number(said["treasuryExpansion"]),
-        "decentralisation_param": _number(said.get("federatedBlockProductionRatio")) or 0,
-        "extra_entropy": None if said.get("extraEntropy") in (None, "neutral") else said["extraEntropy"],
-        "protocol_major_ver": said["version"]["major"],
-        "protocol_minor_ver": said["version"]["minor"],
+        "min_fee_a": given["minFeeCoefficient"],
+        "min_fee_b": _lovelace(given["minFeeConstant"]),
+        "max_block_size": given["maxBlockBodySize"]["bytes"],
+        "max_tx_size": given["maxTransactionSize"]["bytes"],
+        "max_block_header_size": given["maxBlockHeaderSize"]["bytes"],
+        "key_deposit": str(_lovelace(given["stakeCredentialDeposit"])),
+        "pool_deposit": str(_lovelace(given["stakePoolDeposit"])),
+        "e_max": given["stakePoolRetirementEpochBound"],
+        "n_opt": given["desiredNumberOfStakePools"],
+        "a0": _number(given["stakePoolPledgeInfluence"]),
+        "rho": _number(given["monetaryExpansion"]),
+        "tau": _number(given["treasuryExpansion"]),
+        "decentralisation_param": _number(given.get("federatedBlockProductionRatio")) or 0,
+        "extra_entropy": None if given.get("extraEntropy") in (None, "neutral") else given["extraEntropy"],
+        "protocol_major_ver": given["version"]["major"],
+        "protocol_minor_ver": given["version"]["minor"],
         "min_utxo": per_byte,
-        "min_pool_cost": str(_lovelace(said["minStakePoolCost"])),
-        "nonce": said.get("nonce", ""),
+        "min_pool_cost": str(_lovelace(given["minStakePoolCost"])),
+        "nonce": given.get("nonce", ""),
         "cost_models": {name: {f"{n:03}": cost for n, cost in enumerate(costs)} for name, costs in raw.items()},
         "cost_models_raw": raw,
         "price_mem": _number(prices["memory"]),
@@ -154,9 +157,9 @@ def parameters(said: dict[str, Any], epoch: int) -> dict[str, Any]:
         "max_tx_ex_steps": str(tx_units["cpu"]),
         "max_block_ex_mem": str(block_units["memory"]),
         "max_block_ex_steps": str(block_units["cpu"]),
-        "max_val_size": str(said["maxValueSize"]["bytes"]),
-        "collateral_percent": said["collateralPercentage"],
-        "max_collateral_inputs": said["maxCollateralInputs"],
+        "max_val_size": str(given["maxValueSize"]["bytes"]),
+        "collateral_percent": given["collateralPercentage"],
+        "max_collateral_inputs": given["maxCollateralInputs"],
         "coins_per_utxo_size": per_byte,
         "coins_per_utxo_word": per_byte,
         "pvt_motion_no_confidence": _number(pools.get("noConfidence")),
@@ -173,27 +176,27 @@ def parameters(said: dict[str, Any], epoch: int) -> dict[str, Any]:
         "dvt_p_p_technical_group": _number(group.get("technical")),
         "dvt_p_p_gov_group": _number(group.get("governance")),
         "dvt_treasury_withdrawal": _number(dreps.get("treasuryWithdrawals")),
-        "committee_min_size": _text(said.get("constitutionalCommitteeMinSize")),
-        "committee_max_term_length": _text(said.get("constitutionalCommitteeMaxTermLength")),
-        "gov_action_lifetime": _text(said.get("governanceActionLifetime")),
-        "gov_action_deposit": _text(_lovelace(said.get("governanceActionDeposit"))),
-        "drep_deposit": _text(_lovelace(said.get("delegateRepresentativeDeposit"))),
-        "drep_activity": _text(said.get("delegateRepresentativeMaxIdleTime")),
+        "committee_min_size": _text(given.get("constitutionalCommitteeMinSize")),
+        "committee_max_term_length": _text(given.get("constitutionalCommitteeMaxTermLength")),
+        "gov_action_lifetime": _text(given.get("governanceActionLifetime")),
+        "gov_action_deposit": _text(_lovelace(given.get("governanceActionDeposit"))),
+        "drep_deposit": _text(_lovelace(given.get("delegateRepresentativeDeposit"))),
+        "drep_activity": _text(given.get("delegateRepresentativeMaxIdleTime")),
         "pvtpp_security_group": security,
         "pvt_p_p_security_group": security,
         "min_fee_ref_script_cost_per_byte": _number(references.get("base")),
     }
 
 
-def _lovelace(said: Any) -> int | None:
-    return None if said is None else int(said["ada"]["lovelace"] if isinstance(said, dict) else said)
+def _lovelace(given: Any) -> int | None:
+    return None if given is None else int(given["ada"]["lovelace"] if isinstance(given, dict) else given)
 
 
-def _number(said: Any) -> float | int | None:
+def _number(given: Any) -> float | int | None:
     """Return a number that Ogmios writes as a fraction: `577/10000`."""
-    if said is None:
+    if given is None:
         return None
-    number = Fraction(str(said))
+    number = Fraction(str(given))
     return int(number) if number.denominator == 1 else float(number)
 
 

@@ -19,7 +19,7 @@ from storage.history.layout import to_extra
 from storage.history.output_keys import asset_key
 from storage.indexes import POLICY
 
-_ROOM = 16 << 20  # bytes of pages that are kept until a block is rolled back
+_CACHE_BYTES = 16 << 20  # bytes of pages that are kept until a block is rolled back
 _MOST_UNIT = 2 * (POLICY + 32)
 _encode = msgspec.json.Encoder().encode
 Owner = tuple[Listed, bytes | None]  # where its outputs are listed, and the address if it is one
@@ -31,7 +31,7 @@ class Outputs:
     def __init__(self, site: Site, renderer: Renderer) -> None:
         self._codec, self._turns, self._renderer = site.codec, site.turns, renderer
         self._branch: Written | None = None
-        self._written = Written(_ROOM)
+        self._written = Written(_CACHE_BYTES)
 
     # --- whose outputs -------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class Outputs:
         """
         asset = None if unit in (None, "lovelace") else b"".join(self.asset(str(unit)))
         walk = shot.walk(where, paging.order, None, asset)
-        for _ in walk.look(paging.skip, paging.count):
+        for _ in walk.search(paging.skip, paging.count):
             await self._turns.next()
             shot.check_age()
         places = walk.next(paging.count)
@@ -98,8 +98,8 @@ class Outputs:
             raise not_found()
         key = b"".join(places) + bytes((tx_index,))
         if shot.boundary.written is not self._branch:
-            self._branch, self._written = shot.boundary.written, Written(_ROOM)
-        written = self._written.find(key) if shot.owners.nobody else None
+            self._branch, self._written = shot.boundary.written, Written(_CACHE_BYTES)
+        written = self._written.find(key) if shot.owners.nothing_reassigned else None
         if written is None:
             texts = [self._renderer.utxo(entry, tx_index=tx_index) for entry in shot.entries(places)]
             written = f"[{','.join(texts)}]".encode()
@@ -136,13 +136,13 @@ class Outputs:
         where, address = self.owner(shot, text)
         total = await self.sum(shot, where)
         held = [(*unit, quantity) for unit, quantity in sorted(total.assets.items())]
-        said = shelley.credentials(address or b"")
+        parts = shelley.credentials(address or b"")
         return {
             "address": text,
             "amount": amounts(total.value, held),
             "stake_address": None if address is None else self._codec.stake(address),
-            "type": "shelley" if address is None or said.payment else "byron",
-            "script": said.payment_kind == "script" or text.startswith("script1"),
+            "type": "shelley" if address is None or parts.payment else "byron",
+            "script": parts.payment_kind == "script" or text.startswith("script1"),
         }
 
     async def account_assets(self, shot: Snapshot, text: str, paging: Paging) -> list[dict[str, str]]:

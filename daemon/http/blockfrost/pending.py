@@ -18,11 +18,11 @@ from handlers.query import Snapshot
 from handlers.rendering import data_hash, script_hash
 from handlers.transactions import Held
 from handlers.tx_query import TxQuery
-from handlers.waiting import TooManyLooks, WaitingList
+from handlers.waiting import TooMuchToExamine, WaitingList
 from storage.errors import BlobFailed
 from storage.rows import Body
 
-_LOOKED = 2000  # transactions that are examined for an address
+_EXAMINED = 2000  # transactions that are examined for an address
 _PURPOSES = {"publish": "certificate", "withdraw": "withdrawal", "propose": "proposal", "vote": "vote"}
 _encode = msgspec.json.Encoder().encode
 
@@ -41,10 +41,10 @@ class Pending:
             raise Refused(503, "This needs the transaction store (transactions.enabled), which is not kept.")
         walk = WaitingList(self._transactions.view(shot.txn), "unmined", "age")
         try:
-            for _ in walk.look(None, skip, count):
+            for _ in walk.search(None, skip, count):
                 await self._turns.next()
                 shot.check_age()
-        except TooManyLooks as error:
+        except TooMuchToExamine as error:
             raise Refused(400, f"{error}: ask for an earlier page.") from error
         return walk.found
 
@@ -53,13 +53,13 @@ class Pending:
         if paging.order == "asc":
             found = await self._waiting(shot, paging.skip, paging.count)
         else:
-            found = paging.of(await self._waiting(shot, 0, _LOOKED))
+            found = paging.of(await self._waiting(shot, 0, _EXAMINED))
         return [{"tx_hash": txid.hex()} for txid in found]
 
     async def mempool_address(self, shot: Snapshot, address: bytes, paging: Paging) -> list[dict[str, str]]:
         """Return the transactions that wait and pay to an address, or spend from it, of the oldest 2,000."""
         found = list[str]()
-        for txid in await self._waiting(shot, 0, _LOOKED):
+        for txid in await self._waiting(shot, 0, _EXAMINED):
             held = self._held(shot, txid)
             made = None if held is None else self._read(shot, held)
             if made is not None and (
@@ -169,7 +169,7 @@ class Pending:
         try:
             return await self._upstream.submit(tx)
         except Fault as fault:
-            raise Refused(400, said(fault)) from fault
+            raise Refused(400, fault_text(fault)) from fault
 
     async def evaluate(self, body: bytes, query: bytes) -> dict[str, Any]:
         """Evaluate the scripts of a transaction, given as bytes or as hex."""
@@ -214,7 +214,7 @@ def _wsp(result: dict[str, Any]) -> dict[str, Any]:
     return {**kind, "result": result, "reflection": {"id": str(uuid4())}}
 
 
-def said(fault: Fault) -> str:
+def fault_text(fault: Fault) -> str:
     """Return what the node says against something."""
     return str(fault) if fault.data is None else f"{fault} {_encode(fault.data).decode()}"
 

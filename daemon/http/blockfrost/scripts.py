@@ -8,9 +8,9 @@ from daemon.http.blockfrost.asking import hex_of, not_found
 from daemon.turns import Turns
 from formats.cbor import CborError
 from formats.plutus import datum_json, native_json
-from handlers.datums import look_for_datum
+from handlers.datums import search_datum
 from handlers.query import Snapshot
-from handlers.scripts import Script, look_for_script
+from handlers.scripts import Script, search_script
 
 _KINDS = ("timelock", "plutusV1", "plutusV2", "plutusV3")
 
@@ -21,7 +21,7 @@ async def script(shot: Snapshot, turns: Turns, text: str) -> Script:
     Raises:
         Refused: it is not known.
     """
-    for found in look_for_script(shot, hex_of(text, 28)):
+    for found in search_script(shot, hex_of(text, 28)):
         if found is not None and found.language < len(_KINDS):
             return found
         await turns.next()
@@ -54,7 +54,7 @@ async def datum(shot: Snapshot, turns: Turns, text: str) -> bytes:
     Raises:
         Refused: it is not known.
     """
-    for found in look_for_datum(shot, hex_of(text, 32)):
+    for found in search_datum(shot, hex_of(text, 32)):
         if found is not None:
             return found
         await turns.next()

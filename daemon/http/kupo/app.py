@@ -18,10 +18,10 @@ from daemon.http.kupo.patterns import BadPattern, parse
 from daemon.http.kupo.writing import script_json
 from daemon.http.reply import header
 from handlers.blocks import last_upto
-from handlers.datums import look_for_datum
+from handlers.datums import search_datum
 from handlers.points import recent
 from handlers.query import NoIndex, Snapshot, Torn
-from handlers.scripts import look_for_script
+from handlers.scripts import search_script
 from storage.damage import damage
 from storage.errors import SnapshotExpired
 
@@ -131,7 +131,7 @@ class Kupo:
         """One datum by its hash."""
         digest, found = _hash(segments[0], 32), None
         with self._query.snapshot() as shot:
-            for found in look_for_datum(shot, digest):
+            for found in search_datum(shot, digest):
                 if found is None:
                     await self._turns.next()
                     shot.check_age()
@@ -141,7 +141,7 @@ class Kupo:
         """One script by its hash."""
         digest, found = _hash(segments[0], 28), None
         with self._query.snapshot() as shot:
-            for found in look_for_script(shot, digest):
+            for found in search_script(shot, digest):
                 if found is None:
                     await self._turns.next()
                     shot.check_age()

@@ -25,7 +25,9 @@ from handlers.rendering import Written
 
 _AT_ONCE = 500  # outputs of an answer that is not streamed
 _PIECE = 128 << 10  # bytes of a streamed answer that are sent together
-_ROOM = 16 << 20  # bytes of answers that are kept until the store moves, and of lists until a block is rolled back
+_CACHE_BYTES = (
+    16 << 20
+)  # bytes of answers that are kept until the store moves, and of lists until a block is rolled back
 _OVERHEAD = 1000
 _STRINGS = "asset-quantity=string"
 _KINDS = {False: b"application/json;charset=utf-8", True: b"application/json;asset-quantity=string;charset=utf-8"}
@@ -48,16 +50,16 @@ class MatchesRoute:
         self._boundary: Boundary | None = None  # of the answers, and of what was spent
         self._branch: Written | None = None  # of the lists, and of what outputs share
         self._answers: dict[_Question, _Kept] = {}
-        self._room = _ROOM
+        self._left = _CACHE_BYTES
         self._spends: Spends | None = None
-        self._written, self._births = Written(_ROOM), Births()
+        self._written, self._births = Written(_CACHE_BYTES), Births()
 
     async def answer(self, scope: Scope, send: Send, text: str, headers_of: _HeadersOf) -> None:
         """Answer one request."""
         strings = _STRINGS in (header(scope, b"accept") or "").lower().replace(" ", "")
         question = (text, scope["query_string"], strings)
         with self._site.query.snapshot() as shot:
-            self._look(shot)
+            self._prepare(shot)
             headers, fresh = headers_of(scope, shot)
             headers.append((b"content-type", _KINDS[strings]))
             kept = self._answers.get(question)
@@ -71,13 +73,13 @@ class MatchesRoute:
                         return
         await send_all(send, 304 if fresh else 200, [*headers, *kept.more], b"" if fresh else kept.body)
 
-    def _look(self, shot: Snapshot) -> None:
+    def _prepare(self, shot: Snapshot) -> None:
         """Forget what is not true of this block boundary."""
         if shot.boundary is not self._boundary:
-            self._boundary, self._answers, self._room, self._spends = shot.boundary, {}, _ROOM, None
+            self._boundary, self._answers, self._left, self._spends = shot.boundary, {}, _CACHE_BYTES, None
         if shot.boundary.written is not self._branch:
             self._branch = shot.boundary.written
-            self._written, self._births = Written(_ROOM), Births()
+            self._written, self._births = Written(_CACHE_BYTES), Births()
 
     async def _make(
         self, shot: Snapshot, asked: Parameters, want: Wanted, question: _Question, headers: Headers, send: Send
@@ -110,7 +112,7 @@ class MatchesRoute:
     ) -> bytes:
         """Return all of a small answer; of live outputs it is the same for as long as they are the same."""
         key = b""
-        if matches.live_only and b"resolve" not in question[1] and shot.owners.nobody:
+        if matches.live_only and b"resolve" not in question[1] and shot.owners.nothing_reassigned:
             numbers = [part[0] for part in parts]
             key = repr(question).encode() + np.concatenate([np.empty(0, np.int64), *numbers]).tobytes()
             if (written := self._written.find(key)) is not None:
@@ -169,9 +171,9 @@ class MatchesRoute:
     def _keep(self, shot: Snapshot, question: _Question, kept: _Kept) -> None:
         if shot.boundary is not self._boundary:  # others had turns
             return
-        self._room -= len(kept.body) + len(question[0]) + len(question[1]) + _OVERHEAD
-        if self._room < 0:
-            self._answers, self._room = {}, _ROOM
+        self._left -= len(kept.body) + len(question[0]) + len(question[1]) + _OVERHEAD
+        if self._left < 0:
+            self._answers, self._left = {}, _CACHE_BYTES
         else:
             self._answers[question] = kept
 

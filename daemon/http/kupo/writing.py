@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from handlers.datums import look_for_datum
-from handlers.matches import NOBODY, Row
+from handlers.datums import search_datum
+from handlers.matches import NONE, Row
 from handlers.query import NoIndex, Snapshot
 from handlers.rendering import data_hash, script_hash
 from handlers.scripts import Script, read_reference
@@ -63,7 +63,7 @@ class MatchWriter:
             if row.first != first:  # else it is of the same transaction as the one before
                 first, place = row.first, births.places.of(self._shot, row.block, row.first)
                 born = births.texts.get(row.block) or self._born(row.block)
-            spent = "null" if row.spender == NOBODY else self._spent(row)
+            spent = "null" if row.spender == NONE else self._spent(row)
             if row.extra:
                 assets, more = self._more(to_extra(row.extra), row.value)
             else:
@@ -108,7 +108,7 @@ class MatchWriter:
             return extra.inline_datum if extra.inline_datum is not None else extra.datum
         if digest not in self._datums:
             try:
-                self._datums[digest] = next((each for each in look_for_datum(self._shot, digest) if each), None)
+                self._datums[digest] = next((each for each in search_datum(self._shot, digest) if each), None)
             except NoIndex:  # then only what accompanies the output is known
                 self._datums[digest] = None
         return self._datums[digest]

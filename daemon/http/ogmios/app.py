@@ -72,7 +72,7 @@ class Ogmios:
                 answer = await self._local.answer(request)
             else:
                 answer = await self._upstream.relay(request)
-                await self._upstream.tell_if_taken(request, answer)
+                await self._upstream.submit_if_taken(request, answer)
                 answer = {**answer, "id": request.get("id")} if "id" in request else _without_id(answer)
         except UpstreamAway as error:
             return 503, _failure(request, NOT_HERE, str(error))
@@ -143,11 +143,11 @@ class Talk:
                 self._relayed.append((answer, request))
             await self._upstream.send(text)
         except UpstreamAway as error:
-            said = _failure(request, NOT_HERE, str(error)).decode()
+            reply = _failure(request, NOT_HERE, str(error)).decode()
             if method in _WAIT_FOR_EVENTS:
-                await self._send({"type": "websocket.send", "text": said})
+                await self._send({"type": "websocket.send", "text": reply})
             else:
-                answer.set_result(said)
+                answer.set_result(reply)
             return False
         return True
 
@@ -157,12 +157,12 @@ class Talk:
         with suppress(websockets.exceptions.ConnectionClosed):
             async for raw in self._upstream:
                 text = raw if isinstance(raw, str) else raw.decode()
-                said = _read(text.encode(), answer=True) or {}
-                if said.get("method") in _WAIT_FOR_EVENTS or not self._relayed:
+                reply = _read(text.encode(), answer=True) or {}
+                if reply.get("method") in _WAIT_FOR_EVENTS or not self._relayed:
                     await self._send({"type": "websocket.send", "text": text})
                     continue
                 answer, request = self._relayed.popleft()
-                await self._shared.tell_if_taken(request, said)
+                await self._shared.submit_if_taken(request, reply)
                 answer.set_result(text)
         await self._send({"type": "websocket.close", "code": _TRY_LATER})
 
@@ -183,12 +183,12 @@ def mounted(site: Site) -> Mounted:
 
 def _read(raw: bytes, *, answer: bool = False) -> dict[str, Any] | None:
     try:
-        said = msgspec.json.decode(raw)
+        reply = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(said, dict) or (not answer and not isinstance(said.get("method"), str)):
+    if not isinstance(reply, dict) or (not answer and not isinstance(reply.get("method"), str)):
         return None
-    return said
+    return reply
 
 
 def _failure(request: dict[str, Any] | None, code: int, message: str) -> bytes:

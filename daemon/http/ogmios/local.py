@@ -116,16 +116,16 @@ def _checked(code: bytes) -> bytes:
     return code
 
 
-def _native(said: dict[str, Any]) -> dict[str, Any]:
+def _native(native: dict[str, Any]) -> dict[str, Any]:
     """Return a native script in Ogmios' words."""
-    match said["type"]:
+    match native["type"]:
         case "sig":
-            return {"clause": "signature", "from": said["keyHash"]}
+            return {"clause": "signature", "from": native["keyHash"]}
         case "after":
-            return {"clause": "after", "slot": said["slot"]}
+            return {"clause": "after", "slot": native["slot"]}
         case "before":
-            return {"clause": "before", "slot": said["slot"]}
-    inside = [_native(each) for each in said["scripts"]]
-    if said["type"] == "atLeast":
-        return {"clause": "some", "atLeast": said["required"], "from": inside}
-    return {"clause": said["type"], "from": inside}
+            return {"clause": "before", "slot": native["slot"]}
+    inside = [_native(each) for each in native["scripts"]]
+    if native["type"] == "atLeast":
+        return {"clause": "some", "atLeast": native["required"], "from": inside}
+    return {"clause": native["type"], "from": inside}
