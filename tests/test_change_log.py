@@ -242,7 +242,7 @@ def test_recent_facts_are_of_some_types_newest_first(tmp_path: Path, monkeypatch
                 log.logged_at(1),
                 log.logged_at(told[-1].sequence or 0),
             }
-            monkeypatch.setattr(handlers.change_log, "_LOOKED_AT", rows - 2)
+            monkeypatch.setattr(handlers.change_log, "_EXAMINED", rows - 2)
             assert [fact for _, fact in recent(log.store, txn, types, 9)] == told[:2:-1]
     assert rows > 3
 
@@ -363,7 +363,7 @@ class Box:
         self.errors.append(message)
         return b""
 
-    async def room(self, most: int, patience_s: float) -> bool:
+    async def drained_to(self, most: int, patience_s: float) -> bool:
         return most > 0 and patience_s > 0
 
 

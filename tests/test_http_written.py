@@ -175,7 +175,7 @@ def test_answers_are_kept_until_the_store_moves(tmp_path: Path, monkeypatch: pyt
         assert ask() == (b"1", whole)
         feed(chain, second)
         assert ask() == (b"2", more)
-        monkeypatch.setattr("daemon.http.lists._ROOM", 20_000)
+        monkeypatch.setattr("daemon.http.lists._CACHE_BYTES", 20_000)
         feed(chain, block(second))
         for n in range(100):
             assert ask(b"n=%d" % n) == (b"3", more)

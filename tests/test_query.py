@@ -341,7 +341,7 @@ class Reads:
 
         monkeypatch.setattr(shot.stored, "bodies", counted)
         monkeypatch.setattr(StoredIndex, "_of", counted_part)
-        monkeypatch.setattr(StoredIndex, "_look", counted_look)
+        monkeypatch.setattr(StoredIndex, "_entries_at", counted_look)
 
 
 @pytest.mark.parametrize("order", ORDERS)
