@@ -86,7 +86,7 @@ def test_a_feeder_next_to_a_flood_of_submissions(tmp_path: Path, connections: in
 
 
 def test_a_submitter_next_to_a_feeder_that_catches_up(tmp_path: Path) -> None:
-    blocks = chain(800, outputs=60)
+    blocks = chain(1500, outputs=100)
     with running(tmp_path, **TABLES) as daemon, daemon.client("frames") as feeder, daemon.client() as submitter:
         feeding = Thread(target=feeder.feed, args=(blocks,), daemon=True)
         feeding.start()
