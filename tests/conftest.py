@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,22 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
 def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
     with daemon.client(encoding) as client:
         yield client
+
+
+# Files that take long with few tests. They come first, because a worker that gets one at the end works alone.
+LONG = (
+    *("attack/", "test_bench", "test_inconsistent_chains", "test_kill", "test_pages", "test_pruner_kill"),
+    *("test_recovery_faults", "test_recovery_daemon", "test_recovery_model", "test_run_script", "test_short_reads"),
+    *("test_deletion_model", "test_mmr_model", "test_model", "test_transactions_model", "test_leaving", "test_waiting"),
+    *("feeds/test_runs_through_store", "test_packaging", "test_systemd", "test_docs"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the files: long ones first, then those with most tests, as `--loadscope-reorder` would sort all of them."""
+    counts = Counter(item.path for item in items)
+    names = {path: path.relative_to(Path(__file__).parent).as_posix() for path in counts}
+    items.sort(key=lambda item: (not names[item.path].startswith(LONG), -counts[item.path], names[item.path]))
 
 
 # What a container may not allow: nothing that CI could install.
