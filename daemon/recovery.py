@@ -54,8 +54,8 @@ def enabled(config: Config) -> bool:
     return config.recovery.enabled and config.transactions.enabled and config.utxo.enabled
 
 
-def open_storage(config: Config, *, readonly: bool = False, teller: str | None = None) -> Storage:
-    """Return the recovery tables as they are configured, not connected yet. For `teller` see `Storage`.
+def open_storage(config: Config, *, readonly: bool = False, reporter: str | None = None) -> Storage:
+    """Return the recovery tables as they are configured, not connected yet. For `reporter` see `Storage`.
 
     Raises:
         PackageMissing: the driver of PostgreSQL is not installed.
@@ -69,10 +69,10 @@ def open_storage(config: Config, *, readonly: bool = False, teller: str | None =
 
         assert wish.dsn is not None  # checked with the configuration
         lease_s, lock = wish.lease_duration, wish.advisory_lock_id
-        return PostgresStorage(wish.dsn, lease_s=lease_s, lock=lock, readonly=readonly, teller=teller)
+        return PostgresStorage(wish.dsn, lease_s=lease_s, lock=lock, readonly=readonly, reporter=reporter)
     from storage.recovery.sqlite import SqliteStorage  # as long as it takes to import, nobody could connect
 
-    return SqliteStorage(config.data_dir / "recovery.db", readonly=readonly, teller=teller)
+    return SqliteStorage(config.data_dir / "recovery.db", readonly=readonly, reporter=reporter)
 
 
 def _name_of_log(config: Config) -> str:
@@ -155,7 +155,7 @@ async def recover_along(
             return False
         return network is None or network - tip() <= behind
 
-    storage, numbers = open_storage(config, teller=_name_of_log(config)), Numbers()
+    storage, numbers = open_storage(config, reporter=_name_of_log(config)), Numbers()
     moved = hub.bus.wakeup(TxStatusChanged, BlockCommitted, RolledBack)
     reporter = FinalStatusReporter(storage, changes, hub.bus.publish, writer, tip)
     alone = wish.store == "sqlite" and wish.node_url is None  # nobody else can have confirmed a row

@@ -147,7 +147,7 @@ def open_changes(disk: Disk, config: Config) -> ChangeLog:
 
 
 def open_tx_blocks(store: HistoryStore, config: Config, changes: ChangeLog | None = None) -> TxBlocks | None:
-    """Open the transaction store beside the UTXO store, if the configuration wants it."""
+    """Open the transaction store next to the UTXO store, if the configuration wants it."""
     pool = Pool(store.disk)
     if not config.transactions.enabled:
         if pool.give_up():

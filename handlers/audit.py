@@ -162,20 +162,20 @@ class _Audit:
                 if number:
                     yield f"a claim on page {number} of {seen.name} has no record"
                 elif seen.record is None:
-                    self._beside(seen, slot, by)
+                    self._claim_on_chain(seen, slot, by)
                 continue
             if number not in names:
                 names[number] = {at for at, _ in seen.view.rows.names(seen.txid, seen.record, number)}
             if slot not in names[number]:
                 yield f"slot {slot} of page {number} of {seen.name} is claimed, and there is nothing to be spent"
 
-    def _beside(self, seen: _Seen, index: int, by: bytes) -> None:
+    def _claim_on_chain(self, seen: _Seen, index: int, by: bytes) -> None:
         """Check a claim, or a freeze, on an output of a transaction that only the chain tells of."""
         name = show((seen.txid, index))
         stored = None if seen.chain is None else self.chain.told(seen.view.txn, seen.chain, index)
         if stored is None or len(stored) > HASH:
             state = "does not have" if stored is None else "has spent"
-            self._contradict(f"output {name} is claimed or frozen beside the UTXO store, which {state} it")
+            self._contradict(f"output {name} is claimed or frozen next to the UTXO store, which {state} it")
         if by != FROZEN:
             if self.chain.find(seen.view.txn, by[:HASH]) is not None:
                 self._contradict(

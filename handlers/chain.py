@@ -67,13 +67,13 @@ class Chain(Durable):
         self.batch = Batch()
         with self.store.disk.read() as txn:
             self.history.load(txn, whole=False)
-            self._read_anew()
+            self._read_again()
             self.state = self.store.state(txn)
             self.state = self._persisted_upto(self.state, self._reach().point(txn, self.state.tip))
             self._look(txn)
         self.tip = self.view.tip
 
-    def _read_anew(self) -> None:
+    def _read_again(self) -> None:
         """Let the transaction store's view of the history read what is there now."""
         if self.tx_blocks:
             self.tx_blocks.chain.forget()
@@ -244,7 +244,7 @@ class Chain(Durable):
             if again:
                 self.history.load(txn)
             again = True
-            self._read_anew()
+            self._read_again()
             return work(txn)
 
         try:
@@ -261,7 +261,7 @@ class Chain(Durable):
         """Take over what is now on disk."""
         self.batch = Batch()
         self.state = state
-        self._read_anew()
+        self._read_again()
         with self.store.disk.read() as txn:
             self._look(txn)
 
@@ -307,7 +307,7 @@ class Chain(Durable):
         fact = RolledBack(from_=before, to=after or "origin", blocks=self.state.tip - target)
 
         def work(txn: Txn) -> State:
-            state = self._take_back(txn, target)
+            state = self._roll_back(txn, target)
             self.changes.tell(fact)
             return state
 
@@ -316,7 +316,7 @@ class Chain(Durable):
         self._settle(state)
         return True
 
-    def _take_back(self, txn: Txn, target: int) -> State:
+    def _roll_back(self, txn: Txn, target: int) -> State:
         view = self.tx_blocks.begin(txn, target) if self.tx_blocks else None
         left = self.tx_blocks.disconnect(view, self.state.tip, target) if self.tx_blocks and view else None
         self.history.rollback(txn, target)
@@ -324,7 +324,7 @@ class Chain(Durable):
         self.history.state.persisted = persisted.kept(self.state.persisted, tip)
         self.history.save(txn)
         if self.tx_blocks and view and left:
-            self._read_anew()
+            self._read_again()
             self.tx_blocks.settle_undone(view, left)
         return msgspec.structs.replace(self.history.state)
 

@@ -26,7 +26,7 @@ def children(view: TxView, txid: bytes) -> list[bytes]:
 
 
 def descendants(view: TxView, txid: bytes, known: Container[bytes] = ()) -> list[bytes]:
-    """Return who builds on a transaction, nearest first; whoever is `known` is passed by, and not asked."""
+    """Return who builds on a transaction, nearest first; those that are `known` are left out."""
     found: dict[bytes, None] = {}
     waiting = deque(children(view, txid))
     while waiting:

@@ -82,7 +82,7 @@ Tell = Callable[[TxView, bytes, Status, int | None, AnyCause], None]  # transact
 
 
 class Evictor:
-    """Evicts pending submissions, inside the write transaction of whoever calls. `tell` hears of each one."""
+    """Evicts pending submissions, inside the write transaction of the caller. `tell` is called for each one."""
 
     def __init__(self, removal: Removal, rules: Rules, tell: Tell) -> None:
         self._removal, self._rules, self._tell = removal, rules, tell

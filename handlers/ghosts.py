@@ -59,7 +59,7 @@ def connect(view: TxView, block: Columns) -> Connected:
 
 
 def _stands(view: TxView, block: Columns, at: int) -> bool:
-    """Return whether a claim on what an input spends is in a row, where whoever carries the block out finds it."""
+    """Return whether a claim on what an input spends is in a row, where the rules of blocks find it."""
     parent = block.previous[at].tobytes()
     return view.pooled(parent) is not None or view.claimed(parent, int(block.index[at])) is not None
 
@@ -127,8 +127,8 @@ def _same(view: TxView, block: Columns, numbers: Numbers) -> Flags:
     at, records = at[good], records.compress(good)
     good = _spend_alike(view, block, at, records) & _pay_alike(view, block, at, wanted[good])
     if not view.pool.bare(view.txn):
-        beside = view.pool.with_rows(view.txn, [block.txids[n].tobytes() for n in at.tolist()])
-        good &= np.array([block.txids[n].tobytes() not in beside for n in at.tolist()], np.bool_)
+        others = view.pool.with_rows(view.txn, [block.txids[n].tobytes() for n in at.tolist()])
+        good &= np.array([block.txids[n].tobytes() not in others for n in at.tolist()], np.bool_)
     same[at[good]] = True
     return same
 

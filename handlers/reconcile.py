@@ -130,7 +130,7 @@ def agree(view: TxView, txid: bytes) -> Repair | None:
     record, found = view.record(txid), view.chain.find(view.txn, txid)
     said = _said(view, txid, record or Record(0, 0))
     if record is None:
-        return _agree_beside(view, txid, found, said)
+        return _agree_claims(view, txid, found, said)
     if record.creating:
         return None
     if found is None or found.failed:
@@ -138,7 +138,7 @@ def agree(view: TxView, txid: bytes) -> Repair | None:
     return _agree_mined(view, found, record, said)
 
 
-def _agree_beside(view: TxView, txid: bytes, found: ChainTx | None, said: _Said) -> Repair | None:
+def _agree_claims(view: TxView, txid: bytes, found: ChainTx | None, said: _Said) -> Repair | None:
     """Remove claims and freezes of what the chain does not have to be spent."""
     right: dict[int, bytes] = {}
     for index, row in said.rows.items():
@@ -326,7 +326,7 @@ def _is_gone(view: TxView, row: bytes) -> bool:
 
 
 def _is_stray(view: TxView, said: _Said, row: bytes) -> bool:
-    """Return whether a slot is claimed by somebody of whom nothing is known."""
+    """Return whether a slot is claimed by a transaction that is not known."""
     by = claimant(row)[0]
     return spending.spent(row) and by not in said.gone and view.get(by) is None
 

@@ -21,7 +21,7 @@ from storage.pool_layout import Record
 
 
 class Removal:
-    """Removes transactions inside the write transaction of whoever calls."""
+    """Removes transactions inside the write transaction of the caller."""
 
     def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs

@@ -21,7 +21,7 @@ from handlers.reconcile import Repair
 from handlers.removal import Removal
 from handlers.states import Status, set_conflicting
 from handlers.transactions import Transactions, TxView, now, show
-from handlers.undoing import Undone, take_back
+from handlers.undoing import Undone, undo_some
 from storage.disk import Txn
 from storage.history.batch import Columns
 from storage.jobs import JobStore
@@ -284,7 +284,7 @@ class TxBlocks:
         self.tell(view, tx.txid, "mined", block.height, InBlock())
 
     def _complete(self, view: TxView, tx: Tx, record: Record) -> None:
-        """Make whole what somebody began: a block has it."""
+        """Complete a creation: a block has the transaction."""
         log.info("creation_completed_by_block", txid=tx.txid.hex())
         for number in range(1, record.pages + 1):
             page = view.rows.page(tx.txid, number)
@@ -328,7 +328,7 @@ class TxBlocks:
         new_ghosts = ghosts.new_ghosts(view, back)
         undone = Undone(reused=back.reused, unmined=back.unmined())
         for block in self.chain.going_back(view.txn, back, ~new_ghosts):
-            take_back(view, back, block, undone)
+            undo_some(view, back, block, undone)
         view.flush()
         self.pool.ghosts.make(view.txn, self.chain.gone(view.txn, back, new_ghosts), now())
         view.forget_ghosts()

@@ -33,7 +33,7 @@ class Undone(Struct):
     doubtful: list[bytes] = []
 
 
-def take_back(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) -> None:
+def undo_some(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) -> None:
     """Let some transactions of a block that goes back wait for another one; what is to be settled goes to `undone`."""
     inputs = _inputs(block)
     latest = {found.txid: found for found, _ in block.transactions}
@@ -88,14 +88,14 @@ def _inputs(block: GoingBack) -> dict[int, list[OutPoint]]:
 
 def _slots(view: TxView, back: RolledBack, txid: bytes, paid: list[Paid], undone: Undone) -> dict[int, bytes]:
     """Return the slots of a new record; claims of outputs that are not there end."""
-    beside, slots = {index: row[HASH:] for index, row in view.slots(txid)}, dict[int, bytes]()
+    claims, slots = {index: row[HASH:] for index, row in view.slots(txid)}, dict[int, bytes]()
     for index, body, spender, at in paid:
-        claimed = beside.pop(index, None)
+        claimed = claims.pop(index, None)
         if claimed is None:
             by = back.waits(spender)  # one that failed lets go
             claimed = b"" if by is None else claim(by, at)
         slots[index] = output_hash(txid, index, body) + claimed
-    undone.losers += [claimed[:HASH] for claimed in beside.values()]
+    undone.losers += [claimed[:HASH] for claimed in claims.values()]
     return slots
 
 

@@ -315,8 +315,8 @@ async def follow_chain(
     def limit_s() -> float:
         return min(limits.max_delay_s, _SHARED_S) if inbox.crowded else limits.max_delay_s
 
-    async with create_task_group() as beside:
-        tell = _Teller(turns, publish, writer, beside)
+    async with create_task_group() as group:
+        report = _Reporter(turns, publish, writer, group)
         while batch := await inbox.take():
             began, applied = monotonic(), list[Delivery]()
             while batch or applied:
@@ -324,12 +324,12 @@ async def follow_chain(
                 left, committed = await to_thread.run_sync(turn, limiter=writer)
                 applied += batch[: len(batch) - len(left)]
                 if committed is not None:
-                    tell(committed, applied)
+                    report(committed, applied)
                     began, applied = monotonic(), []
                 batch = left or inbox.waiting()
 
 
-class _Teller:
+class _Reporter:
     """Reports what has become true: to the log, the senders, and the listeners."""
 
     def __init__(
@@ -337,10 +337,10 @@ class _Teller:
         turns: Turns,
         publish: Callable[[Committed], None],
         writer: CapacityLimiter,
-        beside: TaskGroup,
+        group: TaskGroup,
     ) -> None:
         self._turns, self._publish = turns, publish
-        self._writer, self._beside = writer, beside
+        self._writer, self._group = writer, group
         self._one_at_a_time = Lock()  # of the large ones: the others keep their space in the inbox
 
     def __call__(self, committed: Committed, applied: list[Delivery]) -> None:
@@ -353,7 +353,7 @@ class _Teller:
                 send(answers)
                 answers = []
                 later.add(id(answer.delivery))
-                self._beside.start_soon(self._create, answer, answer.delivery.sender.hold())
+                self._group.start_soon(self._create, answer, answer.delivery.sender.hold())
             else:
                 answers.append(answer)
         send(answers)

@@ -1,7 +1,7 @@
 """Ghosts: transactions of blocks that were rolled back, kept as columns until something happens to one of them.
 
 A rollback writes the transactions of its blocks as a few large values, one generation for each rollback. A transaction
-whose bit is set is a ghost: it waits for a block, and nothing else happened to it since. Whoever changes something of
+whose bit is set is a ghost: it waits for a block, and nothing else happened to it since. A change of
 it gives it a record (`TxView.touch`) and clears the bit. A generation without
 ghosts is deleted.
 

@@ -116,7 +116,7 @@ def _numbered(page: bytes, number: int, commit: int) -> bytes:
 def continue_at(path: Path, commit: int) -> None:
     """Give the latest commit of a file that no process has open the number `commit`, and the one before it one less.
 
-    LMDB's lock file has the number of the latest commit, and whoever opens it searches for that commit in the meta page
+    LMDB's lock file has the number of the latest commit, and LMDB searches for that commit in the meta page
     that belongs to the number. So a file that replaces another one has to continue with its number.
     """
     with path.open("r+b", buffering=0) as opened:

@@ -4,7 +4,7 @@
                txid | page u32                 a further page of a large transaction
                txid | page u32 | part u32      the names of 400 outputs of a page, if the transaction has more than 64
                txid | 0xFFFFFFFE               what is long: bytes, what is known of the inputs, many inputs
-               txid | 0xFFFFFFFF               the lock of whoever creates the transaction page by page
+               txid | 0xFFFFFFFF               the lock of the creator, page by page
     tx_claim   txid | page u32 | slot u32      who spends the output, or that it is frozen
 
 A claim without a record is one on an output of the chain, or of a ghost (`storage.ghosts`): these have no row in `tx`.

@@ -48,13 +48,13 @@ class Lab:
 
     @asynccontextmanager
     async def storage(
-        self, lease_s: float = 30.0, uri: str | None = None, teller: str | None = None
+        self, lease_s: float = 30.0, uri: str | None = None, reporter: str | None = None
     ) -> AsyncIterator[Storage]:
         storage: Storage
         if self.kind == "sqlite":
-            storage = SqliteStorage(self.path, teller=teller)
+            storage = SqliteStorage(self.path, reporter=reporter)
         else:
-            storage = PostgresStorage(uri or self.uri, lease_s=lease_s, table=self.table, teller=teller)
+            storage = PostgresStorage(uri or self.uri, lease_s=lease_s, table=self.table, reporter=reporter)
         await storage.open()
         try:
             yield storage

@@ -123,7 +123,7 @@ async def test_a_survey_keeps_some_rows_of_what_nobody_here_has(lab: Lab) -> Non
     async def turn(work: Any) -> Any:
         return work()
 
-    async with lab.storage(teller="me") as storage:
+    async with lab.storage(reporter="me") as storage:
         await storage.add([tx(n) for n in range(1, 30)], 30.0)
         survey = Survey(storage, cast("Any", NoRecords()), "ours", cast("Any", turn), quick(max_final_count=5))
         await survey(decides=False)

@@ -64,12 +64,12 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @asynccontextmanager
-async def tables(lab: Lab, teller: str | None = ME) -> AsyncIterator[Storage]:
+async def tables(lab: Lab, reporter: str | None = ME) -> AsyncIterator[Storage]:
     storage: Storage
     if lab.kind == "sqlite":
-        storage = SqliteStorage(lab.path, teller=teller)
+        storage = SqliteStorage(lab.path, reporter=reporter)
     else:
-        storage = PostgresStorage(lab.uri, lease_s=30.0, table=lab.table, teller=teller)
+        storage = PostgresStorage(lab.uri, lease_s=30.0, table=lab.table, reporter=reporter)
     await storage.open()
     try:
         yield storage

@@ -133,7 +133,7 @@ def are(storage: Storage, **expected: Status) -> Any:
 
 async def test_what_is_logged_while_nobody_reads_is_read_later(lab: Lab, log: Log) -> None:
     """Also of what is mined, or lost, by the time that it can be written: its end is marked like any other."""
-    async with lab.storage(teller="me") as storage:
+    async with lab.storage(reporter="me") as storage:
         await begun(log, storage)
         log.log(*said("pending", 1, 2, 3), *said("mined", 1), *said("conflicting", 2), block(5), block(6), block(7))
         async with log.following(storage):
@@ -219,7 +219,7 @@ async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(storage: Storag
 
 async def test_facts_wait_in_the_log_while_the_database_is_away(sqlite_lab: Lab, log: Log) -> None:
     """Also where it did what was asked, and its answer was lost."""
-    async with sqlite_lab.storage(teller="me") as storage:
+    async with sqlite_lab.storage(reporter="me") as storage:
         await begun(log, storage)
         shaky = Shaky(storage)
         shaky.broken.add("transact")

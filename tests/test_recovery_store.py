@@ -481,7 +481,7 @@ async def test_postgres_reads_its_batch_and_not_the_table(on_postgres: Storage, 
     claims = await on_postgres.claim("A", 30.0, 100)
     keys = [claim.txid for claim in claims], ["A"] * 100, [1] * 100
     renewal = await explain(pg_lab, on_postgres, sql.RENEW, *keys, lease=30_000)
-    ends = {"status": "confirmed", "message": "", "teller": None}
+    ends = {"status": "confirmed", "message": "", "reporter": None}
     conclusion = await explain(pg_lab, on_postgres, sql.CONCLUDE, keys[0], **ends)
     await on_postgres.reopen(keys[0], "again")
     deletion = await explain(pg_lab, on_postgres, sql.DROP, keys[0])
@@ -500,7 +500,7 @@ async def test_results_are_written_by_key_before_there_are_statistics(on_postgre
     claims = await on_postgres.claim("A", 30.0, 10_000)
     keys = [claim.txid for claim in claims[:500]], ["A"] * 500, [1] * 500
     plan = await explain(pg_lab, on_postgres, sql.RENEW, *keys, lease=30_000)
-    ends = {"status": "confirmed", "message": "", "teller": None}
+    ends = {"status": "confirmed", "message": "", "reporter": None}
     conclusion = await explain(pg_lab, on_postgres, sql.CONCLUDE, keys[0], **ends)
     assert f"Index Scan using {pg_lab.table}_pkey" in plan, plan
     for each in (plan, conclusion):

@@ -295,7 +295,7 @@ class Manager:
         self._attempts_group.start_soon(self._guard, self._work())
 
     async def _work(self) -> None:
-        """Make attempts, one after the other, until `stop`: whoever cancels the group of the attempts stops them so."""
+        """Make attempts, one after the other, until `stop`, also if the group of the attempts is cancelled."""
         with CancelScope(shield=True):
             held = await self._next()
         while held is not None:

@@ -23,7 +23,7 @@ def load(names: Sequence[str]) -> list[Handler]:
     for n, name in enumerate(names):
         try:
             handlers.append(_made(_found(name)))
-        except Exception as error:  # noqa: BLE001 -- whatever a module of somebody else does
+        except Exception as error:  # noqa: BLE001 -- a module of the operator's may raise anything
             what = str(error) if isinstance(error, _Wrong) else f"{type(error).__name__}: {error}"
             problems.append(f"[recovery] handlers[{n}]: {name!r}: {what}")
     if problems:

@@ -105,7 +105,7 @@ class Records:
     def heal(self, view: TxView, txid: bytes) -> bool | None:
         """End a half-made creation that nobody is at work on: True when it is whole now, False when it is removed.
 
-        None when it is somebody's, or no longer half-made.
+        None when another creator has it, or it is no longer half-made.
         """
         record, lock = view.record(txid), view.rows.lock(txid)
         if txid in self._transactions.on_their_way or (record is not None and not record.creating):

@@ -34,8 +34,8 @@ _KIND, _MMR = b"store", b"mmr"  # a store of the kind "classic" says nothing
 class HistoryStore:
     """The tables of the chain on one disk, and those of its Merkle mountain ranges where it has them.
 
-    `history` is there once it is open for writing. Whoever applies blocks to one with Merkle mountain ranges says with
-    `leaves` what an output's leaf is.
+    `history` is there once it is open for writing. Blocks can be applied to one with Merkle mountain
+    ranges only with `leaves`, which says what an output's leaf is.
     """
 
     def __init__(self, disk: Disk, leaves: Leaves | None = None) -> None:

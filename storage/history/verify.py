@@ -169,7 +169,7 @@ def _undo(copy: Disk, progress: Progress, before: View, leaves: Leaves | None) -
     with copy.read() as txn:
         kinds = check_runs.kept(View(txn, copy.tables, progress))
     for target in range(before.state.tip - 1, floor - 1, -_BACK):
-        copy.write(partial(_take_back, store, kinds, range(target, max(target - _BACK, floor - 1), -1)))
+        copy.write(partial(_roll_back, store, kinds, range(target, max(target - _BACK, floor - 1), -1)))
     with copy.read() as txn:
         after = View(txn, copy.tables, progress)
         for finding in _each({"tables": partial(_tables, after), "mountain ranges": partial(ranges, store, txn)}):
@@ -178,7 +178,7 @@ def _undo(copy: Disk, progress: Progress, before: View, leaves: Leaves | None) -
             yield f"after taking blocks back to {floor}: other outputs are unspent than the undo logs say"
 
 
-def _take_back(store: HistoryStore, kinds: list[str], targets: range, txn: Txn) -> None:
+def _roll_back(store: HistoryStore, kinds: list[str], targets: range, txn: Txn) -> None:
     history = store.history_of(kinds)
     history.load(txn)
     for target in targets:

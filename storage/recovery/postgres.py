@@ -97,17 +97,17 @@ class PostgresStorage(Storage):
         lock: int = 0,
         table: str = "recovery_tx",
         readonly: bool = False,
-        teller: str | None = None,
+        reporter: str | None = None,
     ) -> None:
         """Take the database; nothing is opened yet.
 
         A leader that is silent for `lease_s` loses its session: the server ends it, even if the leader is only paused
-        or cut off. `lock` distinguish groups of instances that share the tables' name and schema. `readonly` is for
-        whoever only looks: no schema is made.
+        or cut off. `lock` distinguishes groups of instances that share the tables' name and schema. `readonly` is for
+        queries alone: no schema is made.
         """
         if not table.isidentifier() or table != table.lower():
             raise ValueError(f"{table!r} is no name of a table")
-        super().__init__(teller)
+        super().__init__(reporter)
         self._dsn, self._lease_s, self._lock, self._table = dsn, lease_s, lock, table
         self._readonly = readonly
         self._pool: asyncpg.Pool | None = None
@@ -175,7 +175,7 @@ class PostgresStorage(Storage):
         """See `Storage`."""
         session = PostgresSession(self._dsn, self.lock_id("leader"), self._lease_s)
         try:
-            await session.open(self._bell, wake)
+            await session.open(self._channel, wake)
         except _AWAY as error:
             await session.close()
             raise _told(error) from error
@@ -187,13 +187,13 @@ class PostgresStorage(Storage):
     # --- turns ---------------------------------------------------------------------------------------------------
 
     @property
-    def _bell(self) -> str:
-        return f"{self._table}_{self.lock_id('bell') & 0xFFFFFFFF:08x}"
+    def _channel(self) -> str:
+        return f"{self._table}_{self.lock_id('wakeup') & 0xFFFFFFFF:08x}"
 
     async def _work(self, work: Work[T], mode: Mode) -> T:
         async def on(connection: asyncpg.Connection) -> T:
             async with connection.transaction() if mode == "whole" else nullcontext():  # one statement is one by itself
-                return await work(_On(connection, self._table, self._bell))
+                return await work(_On(connection, self._table, self._channel))
 
         async with self._turn if mode in ("each", "whole") else nullcontext():
             return await self._run(on)
@@ -219,8 +219,8 @@ class PostgresStorage(Storage):
 class _On:
     """Runs statements on one connection; see `Run`."""
 
-    def __init__(self, connection: asyncpg.Connection, table: str, bell: str) -> None:
-        self._connection, self._table, self._bell = connection, table, bell
+    def __init__(self, connection: asyncpg.Connection, table: str, channel: str) -> None:
+        self._connection, self._table, self._channel = connection, table, channel
 
     async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
         text, names = worded(statement, self._table)
@@ -229,7 +229,7 @@ class _On:
         return list(await self._connection.fetch(text, *(values[name] for name in names)))
 
     async def notify(self) -> None:
-        await self._connection.execute("SELECT pg_notify($1, '')", self._bell)
+        await self._connection.execute("SELECT pg_notify($1, '')", self._channel)
 
 
 async def _as_it_is(_: object) -> None:
@@ -250,8 +250,8 @@ class PostgresSession:
         self._turn = Lock()
         self._wake: Callable[[], None] = lambda: None
 
-    async def open(self, bell: str, wake: Callable[[], None]) -> None:
-        """Connect, and listen for the bell."""
+    async def open(self, channel: str, wake: Callable[[], None]) -> None:
+        """Connect, and listen for wakeups."""
         self._wake = wake
         self._connection = await asyncpg.connect(
             self._dsn,
@@ -260,7 +260,7 @@ class PostgresSession:
             server_settings={"idle_session_timeout": str(_silence_ms(self._lease_s))},
         )
         self._connection.add_termination_listener(self._ended)
-        await self._connection.add_listener(bell, self._rung)
+        await self._connection.add_listener(channel, self._rung)
 
     def _rung(self, *_: object) -> None:
         self._wake()

@@ -86,15 +86,15 @@ BATCHES: dict[str, dict[str, str]] = {
 _PUT_OFF = "lease_until = {now} + :lease{ms}, next_attempt_at = {now} + :lease{ms}"
 
 
-def _claim(which: str, lock: str = "{skip_locked}", anew: str = "generation = t.generation + 1, ") -> str:
+def _claim(which: str, lock: str = "{skip_locked}", fresh: str = "generation = t.generation + 1, ") -> str:
     """Return how the rows that `which` finds are leased. They are chosen first, so there are never too many."""
     return f"""
     WITH chosen (id) AS MATERIALIZED (SELECT txid FROM {{t}} {which} LIMIT :limit {lock})
-    UPDATE {{t}} AS t SET owner = :owner, {anew}{_PUT_OFF} FROM chosen WHERE t.txid = chosen.id
+    UPDATE {{t}} AS t SET owner = :owner, {fresh}{_PUT_OFF} FROM chosen WHERE t.txid = chosen.id
     RETURNING txid, owner, generation, attempts, failures, not_found, submitted_at, not_found_since, {{now}}"""
 
 
-CLAIM_AGAIN = _claim("WHERE owner = :owner", lock="{locked}", anew="")
+CLAIM_AGAIN = _claim("WHERE owner = :owner", lock="{locked}", fresh="")
 CLAIM = _claim("{due} WHERE status = 'pending' AND next_attempt_at < {now} ORDER BY next_attempt_at")
 CLAIM_SET_BACK = _claim("{held} WHERE owner IS NOT NULL AND lease_until > {now} + :lease{ms} * 2")
 # Rows that nobody holds, put off by a clock that was set back since: for SQLite, whose clock is the machine's.
@@ -110,7 +110,7 @@ RELEASE = f"""
     FROM {{claims}} WHERE {_OURS}"""
 SETTLE = f"""
     UPDATE {{t}} AS t SET status = b.state, owner = NULL, lease_until = NULL, updated_at = {{now}},
-        untold = CASE WHEN b.state <> 'pending' THEN CAST(:teller AS text) END,
+        untold = CASE WHEN b.state <> 'pending' THEN CAST(:reporter AS text) END,
         next_attempt_at = CASE WHEN b.state = 'pending' THEN {{now}} + b.delay{{ms}} END,
         message = coalesce(b.why, t.message), last_error = coalesce(b.error, t.last_error),
         attempts = t.attempts + b.attempt, failures = t.failures + b.failed,
@@ -125,7 +125,7 @@ REMEMBERED = "'owner', b.holder, 'generation', b.as_of, 'outcome', b.outcome, 'e
 _KEYS = "FROM {keys} WHERE t.txid = b.id AND t.status || ''"
 _END = "owner = NULL, lease_until = NULL, generation = t.generation + 1, updated_at = {now}, next_attempt_at = NULL"
 CONCLUDE = f"""
-    UPDATE {{t}} AS t SET status = :status, message = :message, untold = :teller, {_END}
+    UPDATE {{t}} AS t SET status = :status, message = :message, untold = :reporter, {_END}
     {_KEYS} = 'pending' RETURNING txid"""
 DISCARD = f"""
     UPDATE {{t}} AS t SET status = 'deleted', message = :message, reopened = t.reopened + 1, {_END}
@@ -144,10 +144,10 @@ ADD = """
 DROP = """
     DELETE FROM {t} WHERE txid IN (SELECT id FROM {keys}) AND status || '' IN ('pending', 'orphan') RETURNING txid"""
 
-UNTOLD = "SELECT txid, status FROM {t} WHERE untold = :teller ORDER BY txid LIMIT :limit"
+UNTOLD = "SELECT txid, status FROM {t} WHERE untold = :reporter ORDER BY txid LIMIT :limit"
 TOLD = """
     UPDATE {t} AS t SET untold = NULL FROM {statuses}
-    WHERE t.txid = b.id AND t.status || '' = b.value AND t.untold || '' = :teller RETURNING txid"""
+    WHERE t.txid = b.id AND t.status || '' = b.value AND t.untold || '' = :reporter RETURNING txid"""
 WAITING = "SELECT txid FROM {t} WHERE txid > :after AND status || '' = 'pending' ORDER BY txid LIMIT :limit"
 ROW = f"SELECT {COLUMNS} FROM {{t}} WHERE txid = :txid"
 COUNTS = "SELECT status, count(*), min(submitted_at), {now} FROM {t} GROUP BY status"

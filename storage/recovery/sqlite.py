@@ -38,9 +38,9 @@ def machine_ms() -> int:
 
 def _mode(path: Path) -> str:
     """Return how a file is opened that is only read: on a read-only mount SQLite cannot make the files next to it."""
-    beside = path.with_name(path.name + "-wal")
+    log = path.with_name(path.name + "-wal")
     try:
-        unchanging = bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY) and not beside.exists()
+        unchanging = bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY) and not log.exists()
     except FileNotFoundError:
         unchanging = False
     return "mode=ro&immutable=1" if unchanging else "mode=ro"
@@ -103,29 +103,29 @@ class _Run:
 
 
 class SqliteSession:
-    """Always the leader: claims are what keeps two processes on one file apart. The bell rings in this process only.
+    """Always the leader: claims keep two processes on one file apart. Only sessions of this process are woken.
 
     See `Session`.
     """
 
     lost = False
 
-    def __init__(self, bells: list[Callable[[], None]], wake: Callable[[], None]) -> None:
-        self._bells, self._wake = bells, wake
-        bells.append(wake)
+    def __init__(self, sleeping: list[Callable[[], None]], wake: Callable[[], None]) -> None:
+        self._sleeping, self._wake = sleeping, wake
+        sleeping.append(wake)
 
     async def lead(self) -> bool:
         """See `Session`."""
-        return self._wake in self._bells
+        return self._wake in self._sleeping
 
     async def alive(self) -> bool:
         """See `Session`."""
-        return self._wake in self._bells
+        return self._wake in self._sleeping
 
     async def close(self) -> None:
         """See `Session`."""
         with suppress(ValueError):
-            self._bells.remove(self._wake)
+            self._sleeping.remove(self._wake)
 
 
 class SqliteStorage(Storage):
@@ -137,16 +137,16 @@ class SqliteStorage(Storage):
         clock_ms: Callable[[], int] = machine_ms,
         *,
         readonly: bool = False,
-        teller: str | None = None,
+        reporter: str | None = None,
     ) -> None:
-        """Take the file; nothing is opened yet. `readonly` is for whoever only looks: it has to be there then."""
-        super().__init__(teller)
+        """Take the file; nothing is opened yet. `readonly` is for queries alone: the file has to be there."""
+        super().__init__(reporter)
         self._path, self._readonly, self._clock_ms = path, readonly, clock_ms
         self._uri = f"{path.absolute().as_uri()}?{_mode(path) if readonly else 'mode=rwc'}"
         self._claimed_ms: int | None = None  # when rows were claimed last
         self._connection: aiosqlite.Connection | None = None
         self._turn = Lock()
-        self._bells: list[Callable[[], None]] = []
+        self._sleeping: list[Callable[[], None]] = []
 
     async def open(self) -> None:
         """See `Storage`."""
@@ -207,7 +207,7 @@ class SqliteStorage(Storage):
 
     async def session(self, wake: Callable[[], None]) -> SqliteSession:
         """See `Storage`."""
-        return SqliteSession(self._bells, wake)
+        return SqliteSession(self._sleeping, wake)
 
     async def claim(self, owner: str, lease_s: float, limit: int, again: bool = False) -> list[Claim]:
         """See `Storage`. Rows that wait for a moment of a clock that was set back are due."""
@@ -233,8 +233,8 @@ class SqliteStorage(Storage):
             except sqlite3.Error as error:
                 raise _told(error, self._path) from error
         if run.rung:
-            for bell in self._bells:
-                bell()
+            for wake in self._sleeping:
+                wake()
         return done
 
     async def _whole(self, db: aiosqlite.Connection, steps: Callable[[], Awaitable[T]]) -> T:

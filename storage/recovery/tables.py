@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Session(Protocol):
-    """One instance's standing with the database: the leader's lock, and the bell that others ring."""
+    """One instance's standing with the database: the leader's lock, and how others wake it."""
 
     async def lead(self) -> bool:
         """Try to become the leader, without waiting; True when we are it, already or now.
@@ -57,7 +57,7 @@ class Run(Protocol):
         """Run a statement of `sql` for a batch, or for its values alone; return its rows."""
 
     async def notify(self) -> None:
-        """Ring everybody's bell once what was done is committed."""
+        """Wake all sessions once what was done is committed."""
 
 
 Work = Callable[[Run], Awaitable[T]]
@@ -68,12 +68,12 @@ Mode = Literal["read", "pass", "each", "whole"]
 class Verbs(ABC):
     """What is done to rows. All clocks are the database's.
 
-    A `teller` is whoever tells others of final statuses, under a name that is the same after a restart. Without one
-    there is nobody to be told.
+    `reporter` is the name under which final statuses are reported to others, the same after a restart; None if they are
+    not reported.
     """
 
-    def __init__(self, teller: str | None) -> None:
-        self._teller = teller
+    def __init__(self, reporter: str | None) -> None:
+        self._reporter = reporter
 
     @abstractmethod
     async def _work(self, work: Work[T], mode: Mode) -> T:
@@ -102,9 +102,9 @@ class Verbs(ABC):
         return len(await self._each(sql.ADD, _keys(txids), ring=ttl_s <= age_s, age=_ms(age_s), ttl=_ms(ttl_s)))
 
     async def conclude(self, txids: Iterable[bytes], status: Status, message: str) -> set[bytes]:
-        """Write a final status for pending rows without a claim; whoever holds one finds it void. Returns which."""
+        """Write a final status for pending rows without a claim; a claim on it is void then. Returns which."""
         why = shortened(message)
-        return await self._each(sql.CONCLUDE, _keys(txids), status=status, message=why, teller=self._teller)
+        return await self._each(sql.CONCLUDE, _keys(txids), status=status, message=why, reporter=self._reporter)
 
     async def reopen(
         self, txids: Iterable[bytes], message: str | None, statuses: Sequence[Status] = FINAL
@@ -153,8 +153,8 @@ class Verbs(ABC):
 class _Inside(Verbs):
     """The verbs as steps of one transaction."""
 
-    def __init__(self, teller: str | None, run: Run) -> None:
-        super().__init__(teller)
+    def __init__(self, reporter: str | None, run: Run) -> None:
+        super().__init__(reporter)
         self._run_here = run
 
     async def _work(self, work: Work[T], mode: Mode) -> T:  # noqa: ARG002 -- it is one transaction already
@@ -188,7 +188,7 @@ class Storage(Verbs):
 
     async def transact(self, steps: Callable[[Verbs], Awaitable[T]]) -> T:
         """Do several steps in one transaction: all of them, or nothing."""
-        return await self._work(lambda run: steps(_Inside(self._teller, run)), "whole")
+        return await self._work(lambda run: steps(_Inside(self._reporter, run)), "whole")
 
     # --- claims --------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Storage(Verbs):
 
     async def settle(self, settlements: Sequence[Settlement]) -> set[bytes]:
         """Write what came of claims; return the transactions whose claim was still the current one."""
-        return await self._each(sql.SETTLE, [_result(each) for each in settlements], teller=self._teller)
+        return await self._each(sql.SETTLE, [_result(each) for each in settlements], reporter=self._reporter)
 
     async def release(self, claims: Sequence[Claim]) -> set[bytes]:
         """Give back claims that nothing came of: the rows are due at once, as if never claimed."""
@@ -267,11 +267,11 @@ class Storage(Verbs):
 
     async def untold(self, limit: int) -> list[tuple[bytes, Status]]:
         """Return rows that became final here, by `settle` or `conclude`, and of which nobody was told."""
-        return [(*row,) for row in await self._statement(sql.UNTOLD, teller=self._teller, limit=limit)]
+        return [(*row,) for row in await self._statement(sql.UNTOLD, reporter=self._reporter, limit=limit)]
 
     async def told(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
-        """Remember that somebody was told of these rows, unless their status is another by now; return which."""
-        return await self._each(sql.TOLD, sorted(rows), teller=self._teller)
+        """Remember that these rows were told, unless their status is another by now; return which."""
+        return await self._each(sql.TOLD, sorted(rows), reporter=self._reporter)
 
     async def row(self, txid: bytes) -> Row | None:
         """Return everything about one transaction."""
