@@ -23,11 +23,13 @@ def spend(
     ignore_conflicting: bool = False,
     is_new: bool = False,
     only_check: bool = False,
-) -> None:
+    keeps_loser: bool = False,
+) -> bytes | None:
     """Spend outputs for `txid`, all or none; `wanted` are the hashes that the caller knows of them.
 
     `is_new` says that the spender has no record yet: then a parent that is gone can't be excused. With `only_check`
-    nothing is changed.
+    nothing is changed. With `keeps_loser` the spender may be recorded as conflicting: if others have all the outputs
+    that it can't spend, it spends nothing, and who has the first of them is returned.
 
     Raises:
         TxFault: `UTXO_ERROR` with every input that can't be spent, or `PROCESSING`.
@@ -62,11 +64,18 @@ def spend(
         faults = {n: fault for n, fault in faults.items() if fault != UNKNOWN}  # pruned, and the spender accepted
     if faults:
         what = ", ".join(f"{show(outpoints[n])} {fault.code}" for n, fault in list(faults.items())[:10])
-        raise TxFault("UTXO_ERROR", f"transaction {txid.hex()} can't spend {what}", inputs=faults, outpoints=outpoints)
+        refusal = TxFault(
+            "UTXO_ERROR", f"transaction {txid.hex()} can't spend {what}", inputs=faults, outpoints=outpoints
+        )
+        rival = refusal.rival(txid) if keeps_loser else None
+        if rival is None:
+            raise refusal
+        return rival
     if only_check:
-        return
+        return None
     for held, index, by, found in claims:
         view.claim(held, index, by, found)
     for parent, held in parents.items():
         if held.chain_tx is None:
             view.settle(parent, held.record, height)
+    return None

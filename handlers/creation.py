@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from handlers import new_records
+from handlers.claims import spend
 from handlers.events import Tx
 from handlers.spending import TxFault
 from handlers.transactions import Transactions, TxView
@@ -198,15 +199,8 @@ class Creation:
             raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} exists")
         acquire(view, tx.txid, self.owner, self.records, self._clock())
         if self.spends:
-            new_records.claim_inputs(
-                view,
-                tx.txid,
-                tx.inputs,
-                self._wanted,
-                keeps_loser=self.keeps_loser,
-                is_new=False,
-                only_check=True,
-            )
+            height, keeps_loser = view.height + 1, self.keeps_loser
+            spend(view, tx.txid, tx.inputs, height, wanted=self._wanted, only_check=True, keeps_loser=keeps_loser)
 
     def page(self, number: int, view: TxView) -> None:
         """Store one page, if an earlier attempt has not."""

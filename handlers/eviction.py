@@ -17,9 +17,10 @@ from msgspec import Struct, field
 
 from handlers import spending
 from handlers.causes import AnyCause, Expired, Withdrawn
+from handlers.claims import spend
 from handlers.creation import Write
 from handlers.events import Tx, TxSubmitted
-from handlers.new_records import claim_inputs, known, large, size_of
+from handlers.new_records import known, large, size_of
 from handlers.removal import Removal
 from handlers.spending import Rules, TxFault
 from handlers.states import Status
@@ -149,8 +150,8 @@ class Evictor:
         if most and size > most:
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
             raise PendingFull("too_large", what, bytes=size, max_pending_bytes=most)
-        keeps_loser = event.on_spent == "record"
-        claim_inputs(view, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser, only_check=True)
+        height, recorded = view.height + 1, event.on_spent == "record"
+        spend(view, tx.txid, tx.inputs, height, wanted=event.wanted, is_new=True, only_check=True, keeps_loser=recorded)
         before = self._gone["limit"].count
         if (spared := self._ancestors(view, tx)) is not None:
             self._step(view, "limit", lambda: self._full(view, size), spared)

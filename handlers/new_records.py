@@ -1,4 +1,4 @@
-"""Records of new transactions: what one says, how it gets into the store, and how the transaction claims its inputs."""
+"""Records of new transactions: what one says, and how it gets into the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from handlers.events import Output, Tx
 from handlers.spending import Mined, Rules, TxFault
 from handlers.states import clear_creating, enter_child
 from handlers.transactions import TxView, now
-from storage.pool_layout import ALL_IN_ONE, HIGHEST, NO_NAME, Body, OutPoint, Page, Record
+from storage.pool_layout import ALL_IN_ONE, HIGHEST, NO_NAME, Body, Page, Record
 
 _RECORD, _INPUT, _OUTPUT = 400, 80, 120  # bytes on disk, about: rows, their keys and their places in the indexes
 _VALUE = 12  # with the lengths next to it
@@ -34,34 +34,6 @@ def known(view: TxView, tx: Tx) -> bool:
     if held is not None and held.record.creating:
         raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} is being created")
     return held is not None
-
-
-def claim_inputs(
-    view: TxView,
-    txid: bytes,
-    inputs: Sequence[OutPoint],
-    wanted: Mapping[int, bytes],
-    *,
-    keeps_loser: bool,
-    is_new: bool = True,
-    only_check: bool = False,
-) -> bytes | None:
-    """Spend what a new transaction spends, all or none; with `keeps_loser` it may be recorded as conflicting instead.
-
-    `wanted` are hashes of what it spends, by the numbers of the inputs. Returns who has the first of the inputs then.
-
-    Raises:
-        TxFault: `UTXO_ERROR` with every input that can't be spent, or `PROCESSING`.
-    """
-    height = view.height + 1
-    try:
-        spend(view, txid, inputs, height, wanted=wanted, is_new=is_new, only_check=only_check)
-    except TxFault as fault:
-        rival = fault.rival(txid) if keeps_loser else None
-        if rival is None:
-            raise
-        return rival
-    return None
 
 
 def draft(
@@ -108,6 +80,8 @@ def draft(
 
 def _part(tx: Tx, record: Record, number: int) -> Sequence[Output]:
     """Return the outputs of one page."""
+    if record.pages == 0:
+        return tx.outputs
     size = record.page_size
     return tx.outputs[number * size : (number + 1) * size]
 
@@ -119,8 +93,9 @@ def large(rules: Rules, tx: Tx) -> bool:
 
 def external(rules: Rules, tx: Tx) -> bool:
     """Return whether a transaction's bytes are kept as a blob."""
-    long = tx.raw is not None and len(tx.raw) > rules.max_inline_bytes
-    return rules.externalize_all or len(tx.outputs) > rules.batch_size or long
+    raw = tx.raw
+    is_long = len(tx.outputs) > rules.batch_size or (raw is not None and len(raw) > rules.max_inline_bytes)
+    return is_long or rules.externalize_all
 
 
 def put_page(
@@ -136,22 +111,25 @@ def put_page(
 
     `is_new` says that nothing of the transaction is stored yet.
     """
-    outputs, first = _part(tx, record, number), number * record.page_size
-    names = bodies.names(tx.txid, outputs, first)
+    txid, rows = tx.txid, view.rows
+    names = bodies.names(txid, _part(tx, record, number), number * record.page_size)
     page = record if number == 0 else Page(0, 0)
     page.outputs, page.recorded, page.creating = len(names), len(names) - names.count(NO_NAME), creating
     if not creating:  # nothing may ever come that settles what has nothing to spend
         spending.settle(record, max(record.block_heights, default=view.height), view.rules.retention)
-    view.rows.put_names(tx.txid, record, number, names)
-    if number == 0:
-        view.rows.put_body(tx.txid, record, Body(tx.inputs, None if record.external else tx.raw, tx.previous))
-        if record.unmined_since is not None:
-            record.submission, record.weight = view.rows.next_number(), size_of(tx)
-        (view.rows.add if is_new else view.rows.put)(tx.txid, record)
-        if record.conflicting:
-            enter_child(view, tx.txid, on=True)
+    rows.put_names(txid, record, number, names)
+    if number:
+        rows.put_page(txid, number, page)
+        return
+    rows.put_body(txid, record, Body(tx.inputs, None if record.external else tx.raw, tx.previous))
+    if record.unmined_since is not None:
+        record.submission, record.weight = rows.next_number(), size_of(tx)
+    if is_new:
+        rows.add(txid, record)
     else:
-        view.rows.put_page(tx.txid, number, page)
+        rows.put(txid, record)
+    if record.conflicting:
+        enter_child(view, txid, on=True)
 
 
 def finish(
@@ -170,9 +148,9 @@ def finish(
         TxFault: `UTXO_ERROR`: an input can't be spent any more; `CREATING`: a page is missing. The caller's write
             transaction has to be given up then.
     """
-    inputs, rival = view.inputs(txid), None
+    inputs, rival, height = view.inputs(txid), None, view.height + 1
     if spends:
-        rival = claim_inputs(view, txid, inputs, wanted or {}, keeps_loser=keeps_loser)
+        rival = spend(view, txid, inputs, height, wanted=wanted, is_new=True, keeps_loser=keeps_loser)
     record = view.need(txid)
     clear_creating(view, txid, record)
     record.creating, record.conflicting = False, record.conflicting or rival is not None

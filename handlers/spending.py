@@ -123,10 +123,13 @@ def spent(row: bytes | None) -> bool:
     return row is not None and row[HASH:] not in _UNSPENT
 
 
-def assign(record: Record, page: Page, row: bytes, by: bytes) -> None:
-    """Count on its page, and the page on its master, that a slot is spent by `by`, frozen, or with nothing unspent."""
+def assign(record: Record, page: Page, had: bytes, by: bytes) -> None:
+    """Count on its page, and the page on its master, that a slot is spent by `by`, frozen, or with nothing unspent.
+
+    `had` is the same of before.
+    """
     was = page is not record and page.all_spent
-    page.spent += (by not in _UNSPENT) - (row[HASH:] not in _UNSPENT)
+    page.spent += (by not in _UNSPENT) - (had not in _UNSPENT)
     if page is not record and page.all_spent != was:
         count_page(record, 1 if page.all_spent else -1)
 

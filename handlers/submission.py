@@ -8,6 +8,7 @@ import structlog
 
 from handlers import new_records
 from handlers.causes import DoubleSpend, Submitted
+from handlers.claims import spend
 from handlers.conflicts import readmit
 from handlers.creation import Creation, Write
 from handlers.events import AckStatus, TxSubmitted
@@ -19,6 +20,8 @@ from handlers.tx_blocks import TxBlocks
 
 log = structlog.get_logger("transactions")
 
+_SUBMITTED = Submitted()
+
 
 def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     """Submit a transaction that needs one commit.
@@ -29,9 +32,9 @@ def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     tx = event.tx
     if new_records.known(view, tx):
         return _submit_again(view, tx_blocks, event)
-    keeps_loser = event.on_spent == "record"
-    rival = new_records.claim_inputs(view, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser)
-    record = draft(view.rules, tx, view.height, locked=event.locked, conflicting=rival is not None)
+    height, keeps_loser = view.height, event.on_spent == "record"
+    rival = spend(view, tx.txid, tx.inputs, height + 1, wanted=event.wanted, is_new=True, keeps_loser=keeps_loser)
+    record = draft(view.rules, tx, height, locked=event.locked, conflicting=rival is not None)
     new_records.put_page(view, tx, record, 0, is_new=True)
     _publish(view, tx_blocks, tx.txid, rival)
     return "accepted"
@@ -40,7 +43,7 @@ def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
 def _publish(view: TxView, tx_blocks: TxBlocks, txid: bytes, rival: bytes | None) -> None:
     """Tell that a transaction waits, or is conflicting because `rival` has an input of it."""
     if rival is None:
-        tx_blocks.tell(view, txid, "pending", cause=Submitted())
+        tx_blocks.tell(view, txid, "pending", cause=_SUBMITTED)
     else:
         tx_blocks.tell(view, txid, "conflicting", cause=DoubleSpend(by=rival))
 
@@ -63,7 +66,7 @@ def _submit_again(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckS
         raise
     if event.locked:
         set_locked(view, txid, on=True)
-    tx_blocks.tell(view, txid, "pending", cause=Submitted())
+    tx_blocks.tell(view, txid, "pending", cause=_SUBMITTED)
     return "accepted"
 
 

@@ -90,8 +90,8 @@ class TxView:
         """Return a transaction that is known, by a record, as a ghost or by the chain."""
         if (held := self.pooled(txid)) is not None:
             return held
-        found = self.chain.find(self.txn, txid)
-        return None if found is None else Held(txid, self.chain.record(self.txn, found), found)
+        found = self.chain.find(self.rows.txn, txid)
+        return None if found is None else Held(txid, self.chain.record(self.rows.txn, found), found)
 
     def pooled(self, txid: bytes) -> Held | None:
         """Return a transaction that has a record, or is a ghost."""
@@ -115,21 +115,21 @@ class TxView:
 
     def slot(self, held: Held, index: int) -> Slot:
         """Return the slot of an output: its name, and behind that who spends it, or that it is frozen."""
-        number, slot = held.record.place(index)
-        page = self.rows.page(held.txid, number) if number else held.record
+        txid, record = held.txid, held.record
+        number, slot = divmod(index, record.page_size)
+        page = self.rows.page(txid, number) if number else record
         if page is None:
-            return held.record, number, slot, None
+            return record, number, slot, None
         if held.chain_tx is not None:
             name = self.chain.told(self.txn, held.chain_tx, index)
         elif held.ghost is not None:
             name = name_of(self.ghosts, self.txn, held.ghost, index)
         else:
-            name = self.rows.name(held.txid, held.record, number, slot)
-        if name is None:
-            return page, number, slot, None
-        own = held.chain_tx is None and held.ghost is None
-        by = self.rows.claim(held.txid, number, slot) if own else self.claimed(held.txid, slot)
-        return page, number, slot, name if by is None else name[:HASH] + by
+            name = self.rows.name(txid, record, number, slot)
+            by = None if name is None else self.rows.claim(txid, number, slot)
+            return page, number, slot, name if name is None or by is None else name[:HASH] + by
+        by = None if name is None else self.claimed(txid, slot)
+        return page, number, slot, name if name is None or by is None else name[:HASH] + by
 
     def claimed(self, txid: bytes, index: int) -> bytes | None:
         """Return the claim on an output of a transaction that has no record."""
@@ -295,13 +295,14 @@ class TxView:
         page, number, slot, row = found
         if row is None:
             return False
-        if row[HASH:] == by:
+        had = row[HASH:]
+        if had == by:
             return True
         if self._haunted and number == 0:
             self._touch_claimant(held.txid, index)
         self.rows.put_claim(held.txid, number, slot, by or None)
         if held.chain_tx is None:
-            spending.assign(held.record, page, row, by)
+            spending.assign(held.record, page, had, by)
             if number:
                 self.rows.put_page(held.txid, number, page)
             if not by:

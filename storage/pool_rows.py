@@ -141,7 +141,7 @@ class PoolRows:
         else:
             part, at = divmod(slot, PART)
             found = (self._other(txid, keys.u32(number) + keys.u32(part)) or b"")[at * HASH : at * HASH + HASH]
-        return None if found in (NO_NAME, b"") else found
+        return None if not found or found == NO_NAME else found
 
     def names(self, txid: bytes, record: Record, number: int) -> Iterator[tuple[int, bytes]]:
         """Yield the slots of a page that have a name, in order."""

@@ -19,6 +19,7 @@ import storage.history.store
 import storage.history.values
 import storage.history.view
 from handlers import new_records, spending
+from handlers.claims import spend
 from handlers.events import OutPoint, Tx
 from handlers.spending import Rules, TxFault
 from handlers.transactions import PLACEHOLDER, Transactions, TxView, show
@@ -191,7 +192,7 @@ def submit(view: TxView, tx: Tx, *, locked: bool = False) -> bool:
     """Spend what a transaction spends and keep it as unmined; return False when it is known already."""
     if new_records.known(view, tx):
         return False
-    new_records.claim_inputs(view, tx.txid, tx.inputs, {}, keeps_loser=False)
+    spend(view, tx.txid, tx.inputs, view.height + 1, is_new=True)
     create(view, tx, view.height, locked=locked)
     return True
 
