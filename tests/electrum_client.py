@@ -73,17 +73,22 @@ class Wallet:
         return answer["result"]
 
     def call_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the results of many calls, which are sent as lists."""
-        results: list[Any] = []
+        """Return the results of many calls."""
+        return [answer["result"] for answer in self.ask_all(calls)]
+
+    def ask_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Json]:
+        """Return the whole answers to many calls, which are sent as lists."""
+        found: list[Json] = []
         for at in range(0, len(calls), _AT_ONCE):
             some = [
-                {"id": n, "method": call[0], "params": call[1:]} for n, call in enumerate(calls[at : at + _AT_ONCE])
+                {"jsonrpc": "2.0", "id": n, "method": call[0], "params": call[1:]}
+                for n, call in enumerate(calls[at : at + _AT_ONCE])
             ]
             self.raw(json.dumps(some).encode() + b"\n")
             answers = self.receive()
-            assert [answer["id"] for answer in answers] == list(range(len(some)))
-            results += [answer["result"] for answer in answers]
-        return results
+            found += sorted(answers, key=lambda answer: answer["id"])
+            assert [answer["id"] for answer in found[at:]] == list(range(len(some)))
+        return found
 
     def notified(self, method: str) -> list[Any]:
         """Return the parameters of the next notification of a method."""

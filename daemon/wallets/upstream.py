@@ -113,6 +113,19 @@ class Upstream:
         self._raw.put(txid, raw)
         return raw
 
+    async def described_transaction(self, txid: bytes, where: Located | None) -> Any:
+        """Return the node's own description of a transaction.
+
+        Raises:
+            RpcFault: the node does not have it.
+        """
+        if where is not None:
+            try:
+                return await self.call("getrawtransaction", txid.hex(), 1, where.block_hash.hex())
+            except RpcFault as fault:  # some nodes take no block
+                log.debug("transaction_refused_with_block", txid=txid.hex(), error=fault.message)
+        return await self.call("getrawtransaction", txid.hex(), 1)
+
     async def _from_block(self, txid: bytes, where: Located) -> bytes:
         """Return a transaction from the bytes of its block, for nodes whose getrawtransaction takes no block."""
         answer = await self.call("getblock", where.block_hash.hex(), 0)

@@ -22,8 +22,7 @@ async def transaction_get(session: Session, params: Sequence[Any]) -> object:
     where, upstream = session.server.chain.locate(txid), session.server.upstream
     if not verbose:
         return (await upstream.raw_transaction(txid, where)).hex()
-    block = () if where is None else (where.block_hash.hex(),)
-    return await upstream.call("getrawtransaction", txid.hex(), 1, *block)
+    return await upstream.described_transaction(txid, where)
 
 
 async def transaction_get_merkle(session: Session, params: Sequence[Any]) -> object:
