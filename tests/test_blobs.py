@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -176,22 +175,6 @@ def test_any_other_name_is_refused(blobs: Blobs, tmp_path: Path) -> None:
                 call()
     assert sorted(tmp_path.rglob("*")) == before
     assert list(blobs.names()) == []
-
-
-def test_threads_share_it(blobs: Blobs) -> None:
-    """Eight threads put the same blobs at once: all succeed, and every blob is one thread's, whole."""
-    names = [f"{number:064x}.tx" for number in range(6)]
-    payloads = [bytes([thread]) * 50_000 for thread in range(8)]
-
-    def work(payload: bytes) -> None:
-        for name in names:
-            blobs.put(name, payload)
-            assert blobs.get(name) in payloads
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, payloads))
-    assert {name for name, _ in blobs.names()} == set(names)
-    assert all(blobs.get(name) in payloads for name in names)
 
 
 def test_what_an_interrupted_call_left_is_swept_when_it_is_old(
@@ -659,16 +642,6 @@ def test_a_folder_is_below_the_data_folder_or_absolute(text: str, tmp_path: Path
     expected = FOLDERS[text].replace("DATA", str(data_dir)).replace("TOP", str(tmp_path / "top"))
     assert Path(os.path.normpath(blobs.root)) == Path(expected)
     assert blobs.root.is_dir()
-
-
-@pytest.mark.parametrize("text", ["s3://box", "s3://box/", "s3://b-o.x/a/b_c/", "s3://box/...", "s3://box/(a)!*'"])
-def test_a_bucket_may_have_a_prefix(text: str, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    BLOB_STORE.parse(text)
-    blobs = open_blobs(text, Path("/"))
-    assert isinstance(blobs, Bucket)
-    bucket, _, prefix = text.removeprefix("s3://").partition("/")
-    assert blobs._store.config["bucket"] == bucket
-    assert (blobs._store.prefix or "") == prefix.rstrip("/")
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=ascii)

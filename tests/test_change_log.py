@@ -133,21 +133,6 @@ def test_every_fact_comes_back_as_it_was(tmp_path: Path) -> None:
         assert kinds == {type(cause) for cause in CAUSES}
 
 
-def test_a_cause_says_its_type_on_the_wire() -> None:
-    told = [plain(fact)["cause"] for fact in EVERY if isinstance(fact, TxStatusChanged)]
-    assert told[0] is None and told[1] == {"type": "submitted"}
-    assert told[5] == {"type": "double_spend", "by": "cc" * 32}
-    assert told[6] == {"type": "parent", "txid": "dd" * 32}
-    assert [cause["type"] for cause in told[2:5] + told[7:]] == [
-        "block",
-        "rollback",
-        "double_spend",
-        "decided",
-        "withdrawn",
-        "expired",
-    ]
-
-
 def test_many_facts_of_a_commit_take_several_rows_of_bounded_size(tmp_path: Path) -> None:
     facts = [TxStatusChanged(txid=n.to_bytes(32, "big"), status="mined", height=1) for n in range(1000)]
     with opened(tmp_path) as log:

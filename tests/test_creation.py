@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 import pytest
 from conformance.transactions_subject import Subject
 from conformance.words import Op
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from handlers import new_records, tx_startup
 from handlers.claims import spend
@@ -206,26 +204,6 @@ def test_locks_that_were_given_up_are_remembered_only_until_they_end(subject: Su
         given_up = subject.daemon.transactions.given_up
         assert len(given_up) == 1
         given_up.update(dict.fromkeys(given_up, 0.0))  # they have ended
-
-
-@settings(max_examples=40)
-@given(faults=st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from(["fails", "before", "after"])), max_size=5))
-def test_any_series_of_misfortunes(faults: list[tuple[str, str]], before: Rows, after: Rows) -> None:
-    with closing(fresh()) as subject:
-        for step, kind in faults:
-            if kind == "fails":
-                subject.run({"op": "fault", "at": step})
-            else:
-                dying(subject, step, kind)
-            subject.run(LARGE | {"afterSeconds": LATER})
-            subject.faults.set.clear()
-            check_honest(subject)
-        finished, removed = subject.daemon.write(tx_startup.heal)
-        assert len(finished) + len(removed) <= 1
-        assert rows(subject) in (before, after)
-        subject.daemon.restart()
-        subject.run(LARGE | {"afterSeconds": LATER})
-        assert rows(subject) == after
 
 
 @pytest.mark.parametrize("missing", range(1, 4))

@@ -199,22 +199,6 @@ def test_extremes_are_answered(tmp_path: Path) -> None:
         _still_alive(daemon, tmp_path)
 
 
-def test_heights_that_fall_from_the_highest(tmp_path: Path) -> None:
-    """A block follows by its hash, whatever its height; differences of heights are counted too."""
-    (highest,) = [leaf.most for leaf in found(MESSAGES[0]) if leaf.name == "BlockApplied.height"]
-    with running(tmp_path, http={"workers": 1, "listen": f"unix:{tmp_path}/http"}) as daemon:
-        with daemon.client("frames") as client:
-            parent = None
-            for n, height in enumerate((0, highest, 0, 1, highest, highest, 2)):
-                told = {"type": "BlockApplied", "height": height, "hash": digest(n), "prev_hash": parent}
-                assert client.ask(told)["status"] == "applied"
-                answer = client.ask({"type": "BlockPersisted", "height": height, "hash": digest(n)})
-                assert answer["status"] in {"accepted", "duplicate"}
-                client.ask({"type": "NodeState", "state": "running", "height": height})
-                parent = digest(n)
-        _still_alive(daemon, tmp_path)
-
-
 def test_an_output_index_where_no_page_can_be(tmp_path: Path) -> None:
     """With one output a page, the number of such a page is that of another kind of row."""
     with running(tmp_path, transactions={"batch_size": 1}) as daemon, daemon.client() as client:

@@ -169,18 +169,6 @@ def test_a_rollback_writes_no_records_and_the_same_blocks_leave_nothing(local: L
     assert audit(local.transactions) == Audited([], [])
 
 
-def test_only_what_a_block_contradicts_gets_rows(local: LocalStore) -> None:
-    local.chain.rollback(back_to(ONE))
-    feed(local.chain, block(ONE, tx("rival", PAY, spends=[at("other")])))
-    with local.disk.read() as txn:
-        store, records = local.transactions.pool, local.store
-        kept = {name: store.ghosts.find(txn, txid(name)) is not None for name in "abcd"}
-        assert kept == {"a": True, "b": True, "c": True, "d": False}
-        lost = records.record(txn, txid("d"))
-        assert lost is not None
-        assert lost.conflicting
-
-
 def test_a_rival_of_a_parent_takes_all_that_builds_on_it(local: LocalStore) -> None:
     local.chain.rollback(back_to(ONE))
     feed(local.chain, block(ONE, tx("rival", PAY, spends=[at("coin")])))
@@ -194,16 +182,6 @@ def test_a_rival_of_a_parent_takes_all_that_builds_on_it(local: LocalStore) -> N
             "d": False,
         }
         assert [txid_ for _, txid_ in store.ghosts.by_height(txn, 0, 10)] == [txid("d")]
-
-
-def test_another_content_under_the_same_id_is_no_ghost_again(local: LocalStore) -> None:
-    local.chain.rollback(back_to(TWO))
-    other = tx("d", PAY, output("bob", 8), spends=[at("other")])
-    feed(local.chain, block(TWO, other))
-    with local.disk.read() as txn:
-        record = local.store.record(txn, txid("d"))
-        assert record is not None
-        assert (record.mined, record.total) == (True, 2)
 
 
 def test_a_generation_ends_with_its_last_ghost(local: LocalStore) -> None:

@@ -27,7 +27,6 @@ from handlers.events import (
     OutputsFrozen,
     OutputsUnfrozen,
     Tx,
-    TxMined,
     TxStatusChanged,
     TxSubmitted,
     TxWithdrawn,
@@ -132,18 +131,6 @@ def test_what_is_said_of_the_spent_outputs_takes_room() -> None:
     assert 5000 <= size_of(told) - size_of(pay("a", *spends)) < 5100
 
 
-def test_the_oldest_make_room(tmp_path: Path) -> None:
-    with open_pool(tmp_path, max_pending_count=3) as pool:
-        accepted(pool.submit(*(pay(name) for name in "abc")), 0, 0, 0)
-        accepted(pool.submit(pay("d")), 1)
-        accepted(pool.submit(*(pay(name) for name in "efg")), 1, 1, 1)
-        assert (pool.pending(), pool.evicted) == (ids(*"efg"), ids(*"abcd"))
-        assert not pool.known(txid("a"))
-        accepted(pool.submit(pay("a")), 1)  # it may come again
-        assert pool.tx_blocks.evictor.numbers.evicted == {"limit": 5, "age": 0}
-        pool.assert_sound()
-
-
 def test_bytes(tmp_path: Path) -> None:
     one, two = pay("one", raw=bytes(1000)), pay("two", raw=bytes(3000))
     with open_pool(tmp_path, max_pending_bytes=size_of(one) + size_of(two)) as pool:
@@ -171,25 +158,6 @@ def test_what_is_refused_or_known_evicts_nobody(tmp_path: Path) -> None:
 
 
 # --- what counts -----------------------------------------------------------------------------------------------------
-
-
-def test_only_submissions_that_were_in_no_block_count(tmp_path: Path) -> None:
-    """A rollback makes transactions wait again; they are neither counted nor evicted for their own sake."""
-    one = block(None, pay("p"))
-    two = block(one, pay("a", at("p")), pay("unheard"))
-    with open_pool(tmp_path, max_pending_count=2) as pool:
-        accepted([*pool.tell(one)[1:], *pool.submit(pay("a", at("p")), pay("b"))], 0, 0)
-        pool.tell(two)
-        assert pool.pending() == ids("b")
-        pool.tell(back_to(one))
-        assert pool.pending() == ids("b") and pool.known(txid("a")) and pool.known(txid("unheard"))
-        accepted(pool.submit(*(pay(name) for name in "cdef")), 0, 1, 1, 1)
-        assert pool.pending() == ids("e", "f") and pool.known(txid("a")) and pool.known(txid("unheard"))
-        pool.tell(TxMined(txids=ids("e"), block_id=9, height=9))
-        assert pool.pending() == ids("f")
-        pool.tell(TxMined(txids=ids("e"), block_id=9, height=9, unset=True))
-        assert pool.pending() == ids("f")
-        pool.assert_sound()
 
 
 @pytest.mark.parametrize("how", ["frozen", "reassigned"])
@@ -246,25 +214,6 @@ def test_a_large_package_goes_step_by_step(tmp_path: Path, monkeypatch: pytest.M
         assert gone >= size > 40
         assert down > 0 or shape != "chain"  # steps that only go down
         assert {*pool.evicted} >= {*ids(*map(str, range(size)))}
-
-
-def test_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "_ROWS", 40)
-    with open_pool(tmp_path, max_pending_age_s=100.0) as pool:
-        monkeypatch.setattr("handlers.new_records.now", lambda: int((time() - 200) * 1000))
-        accepted(pool.submit(*(pay(f"old {n}") for n in range(30))), *[0] * 30)
-        accepted(pool.submit(pay("young child", at("old 7"))), 0)
-        monkeypatch.undo()
-        monkeypatch.setattr(eviction, "_ROWS", 40)
-        accepted(pool.submit(pay("young"), pay("another child", at("old 9"))), 0, 0)
-        evictions, turns = Evictions(pool.chain, pool.tx_blocks), 0
-        while (committed := evictions.evict_aged()) is not None:
-            turns += 1
-            assert 0 < len(committed.facts) < 20
-            pool.assert_sound()
-        assert turns >= 3
-        assert pool.pending() == ids("young")
-        assert pool.tx_blocks.evictor.numbers.evicted == {"limit": 0, "age": 32}
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["a child", "the same again"])

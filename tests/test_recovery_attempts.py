@@ -18,7 +18,6 @@ from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing
 
 import storage.recovery.postgres
 import storage.recovery.sqlite
-from config.load import ConfigError
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
 from storage.recovery.sqlite import SqliteStorage, machine_ms
 from storage.recovery.tables import Storage
@@ -428,43 +427,6 @@ async def test_callbacks_that_raise_are_contained(on_sqlite: Storage) -> None:
     failures = [line for line in logs if line["event"] == "callback_failed"]
     assert {line["callback"] for line in failures} == {"available", "changed", "chore"}
     assert len(failures) == manager.numbers.callback_errors
-
-
-@pytest.mark.parametrize(
-    ("changes", "problems"),
-    [
-        ({"attempt_timeout": 5.0}, ["[recovery] attempt_timeout: expected 0, without end, or at least 10s"]),
-        ({"store": "postgresql"}, ['[recovery] store: store = "postgresql" needs dsn, the database']),
-        ({"dsn": "mysql://here"}, ["[recovery] dsn: expected postgresql://user@host/database"]),
-        ({"lease_duration": 0.5}, ["[recovery] lease_duration: 0.5: expected a duration such as"]),
-        (
-            {"batch_size": 0, "worker_count": 0, "ttl": float("nan"), "enabled": "no"},
-            ["[recovery] enabled: ", "[recovery] ttl: ", "[recovery] batch_size: 0: ", "[recovery] worker_count: 0: "],
-        ),
-    ],
-)
-def test_settings_made_in_a_program_are_judged_like_a_file(
-    tmp_path: Path, changes: dict[str, Any], problems: list[str]
-) -> None:
-    import json
-
-    from config.load import load
-    from config.settings import Recovery
-    from handlers.recovery.manager import Manager
-
-    store = SqliteStorage(tmp_path / "recovery.db")
-    with pytest.raises(ConfigError) as refused:
-        Manager(store, Says(), Recovery(**changes))
-    assert len(refused.value.problems) == len(problems)
-    for found, wanted in zip(refused.value.problems, problems, strict=True):
-        assert found.startswith(wanted)
-    if not any(value != value for value in changes.values()):  # what a file can say
-        file = tmp_path / "utxod.toml"
-        file.write_text("[recovery]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in changes.items()))
-        with pytest.raises(ConfigError) as of_file:
-            load(file, {})
-        assert [line.removeprefix(f"{file}: ") for line in of_file.value.problems] == list(refused.value.problems)
-    assert Manager(store, Says(), Recovery(attempt_timeout=0.0, lease_duration=1.0)).numbers.claims == 0
 
 
 # --- any story -------------------------------------------------------------------------------------------------------

@@ -154,16 +154,6 @@ def test_operators_replay_discard_and_reopen(folder: Path) -> None:
         assert daemon.run("recovery", "show", "nonsense").returncode == 2
 
 
-def test_a_database_that_is_away_does_not_stop_the_chain(folder: Path) -> None:
-    away = SOON | {"store": "postgresql", "dsn": "postgresql://nobody@127.0.0.1:1/none"}
-    with running(folder, recovery=away) as daemon, daemon.client() as client:
-        client.feed([block(None, FUNDS)])
-        submit(client, pay("waits", 0))
-        until(lambda: "recovery_store_away" in daemon.events(), True)
-        assert daemon.run("recovery", "list").returncode == 1
-        assert daemon.term() == 0
-
-
 def test_a_node_is_asked_too_and_its_circuit_is_seen(folder: Path) -> None:
     """What it has deep enough is confirmed. While it is away nothing is held against what only it could know."""
     there = Explorer()

@@ -119,16 +119,6 @@ async def test_a_lost_lease_cancels_the_attempt(on_sqlite: Storage) -> None:
     assert await status(on_sqlite, tx(1)) == "deleted"
 
 
-async def test_who_can_not_renew_stops_before_the_lease_ends(on_sqlite: Storage) -> None:
-    await old(on_sqlite, 1)
-    shaky = Shaky(on_sqlite)
-    shaky.broken.add("renew")
-    handler = Says(lambda _: asyncio.sleep(60))
-    async with managing(shaky, handler, lease_duration=1.0, scan_interval=60.0) as manager:
-        await until(lambda: handler.asked)
-        await until(lambda: manager.numbers.lease_losses == 1, 5.0)
-
-
 async def test_claims_whose_answer_was_lost_are_found_again(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
     shaky = Shaky(on_sqlite)

@@ -190,18 +190,6 @@ def test_a_repeated_coinbase_is_rolled_back_to_the_first(local: LocalDaemon, cli
     assert kept is not None and kept.mined and not kept.conflicting and kept.block_heights == [1]
 
 
-def test_claims_on_a_repeated_txid(local: LocalDaemon, client: LocalClient) -> None:
-    """What the second transaction has too is claimed further, of what it does not have the claimants lose."""
-    one = block(None, *coins("p", "q"))
-    done(client, one, spending("a", at("p")))
-    done(client, spending("b", at("p", 1), at("q")), on_outputs("OutputsFrozen", at("q", 1)))
-    done(client, block(one, tx("p", output("other")), tx("q", output("other"))))
-    assert state(client, at("p"), at("q"), at("b")) == [by("a"), "free", "CONFLICTING"]
-    local.assert_sound()
-    done(client, back_to(one))
-    assert state(client, at("p"), at("p", 1), at("q")) == [by("a"), "free", "free"]
-
-
 # --- operators -------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -207,37 +206,6 @@ def test_unmining_one_block_of_several() -> None:
     assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ([8], [101], [None])
     assert mined.main_ids == [8]
     assert mined.unmined_since is None
-
-
-Step = tuple[str, int, int, bool]
-
-
-@given(
-    born=st.none() | HEIGHTS,
-    steps=st.lists(st.tuples(st.sampled_from(["mine", "unmine"]), st.integers(1, 3), HEIGHTS, st.booleans())),
-)
-def test_any_story_of_blocks(born: int | None, steps: list[Step]) -> None:
-    """Its lists stay in step; it is unmined, with an age, whenever no block of the longest chain is left."""
-    told = record(born=born, unmined_since=born)
-    moves: dict[str, Callable[[int, int, bool], None]] = {
-        "mine": lambda block, height, on: mine(told, block, height, None, longest=on),
-        "unmine": lambda block, height, _: unmine(told, block, height),
-    }
-    for move, block, height, on in steps:
-        before = told.unmined_since
-        moves[move](block, height, on)
-        assert len(set(told.block_ids)) == len(told.block_ids) == len(told.block_heights) == len(told.subtree_idxs)
-        assert set(told.main_ids) <= set(told.block_ids)
-        assert told.mined == (bool(told.block_ids) and told.unmined_since is None)
-        if move == "unmine":
-            assert block not in told.block_ids
-            assert told.main_ids or told.unmined_since is not None
-        elif on:
-            assert told.unmined_since is None
-        else:
-            assert before in (None, told.unmined_since)
-        if move == "mark" and not on:
-            assert (told.main_ids, told.unmined_since) == ([], height if before is None else before)
 
 
 @pytest.mark.parametrize(

@@ -62,19 +62,6 @@ def test_a_spend_at_height_0(client: LocalClient) -> None:
     assert state(client, at("a")) == [by("b")]
 
 
-def test_locked_and_unlocked(client: LocalClient) -> None:
-    done(client, block(None, *coins("p")), submit(*coins("a"), locked=True), submit(*coins("b")))
-    assert state(client, at("a")) == ["LOCKED"]
-    refused(client.ask(said("TxUnlocked", "a", "stranger")), "TX_NOT_FOUND")
-    assert state(client, at("a")) == ["LOCKED"]
-    done(client, said("TxUnlocked", "a"), said("TxUnlocked", "a"))
-    assert state(client, at("a")) == ["free"]
-    refused(client.ask(said("TxLocked", "b", "stranger")), "TX_NOT_FOUND")
-    assert state(client, at("b")) == ["free"]
-    done(client, said("TxLocked", "b", "p"))
-    assert state(client, at("b"), at("p")) == ["LOCKED", "LOCKED"]
-
-
 def test_mined_by_message(local: LocalDaemon, client: LocalClient, listener: LocalListener) -> None:
     done(client, block(None, *coins("p")), submit(*coins("a"), locked=True), submit(*coins("b"), locked=True))
     refused(client.ask(mined("a", "stranger", "b")), "TX_NOT_FOUND")
@@ -199,24 +186,6 @@ def test_outputs_frozen_unfrozen_and_reassigned(client: LocalClient) -> None:
     done(client, frozen, again, again | {"outpoint": at("p")})
     assert state(client, at("p"), at("a")) == ["FROZEN_UNTIL", "FROZEN_UNTIL"]
     refused(client.ask(again), "UTXO_NOT_FROZEN", (at("a"), "UTXO_NOT_FROZEN"))
-
-
-def test_conflicting_and_winners(client: LocalClient, listener: LocalListener) -> None:
-    done(client, block(None, *coins("p")), spending("loser", at("p"), at("p", 1), outputs=2))
-    done(client, spending("child", at("loser")))
-    refused(client.ask(said("TxConflicting", "loser", "stranger")), "TX_NOT_FOUND")
-    assert state(client, at("loser", 1)) == ["free"]
-    refused(client.ask(said("WinnersDecided", "loser")), "PROCESSING")  # it does not conflict
-    refused(client.ask(said("WinnersDecided", "stranger")), "PROCESSING")
-    assert told(listener, 2) == [turn("loser", "pending", 1), turn("child", "pending", 1)]
-    done(client, said("TxConflicting", "child"))
-    assert told(listener, 1) == [turn("child", "conflicting", 1)]
-    assert state(client, at("child")) == ["CONFLICTING"]
-    done(client, said("WinnersDecided", "child"))  # against nobody but itself
-    assert told(listener, 1) == [turn("child", "pending", 1)]
-    assert state(client, at("child"), at("loser")) == ["free", by("child")]
-    done(client, said("TxConflicting", "child"), said("TxConflicting", "child", value=False))
-    assert state(client, at("child")) == ["free"]
 
 
 def test_a_winner_takes_the_outputs_of_the_loser(client: LocalClient) -> None:
@@ -405,17 +374,3 @@ def test_an_operators_lock_survives_a_restart(local: LocalDaemon, client: LocalC
     done(client, said("TxUnlocked", "both", "operator's"))
     local.restart()
     assert state(client, at("both"), at("operator's"), at("p")) == ["free", "free", "LOCKED"]
-
-
-@pytest.mark.parametrize("valid", [True, False])
-def test_an_input_that_a_block_lists_twice_is_spent_once(local: LocalDaemon, client: LocalClient, valid: bool) -> None:
-    """Also on the way back: a transaction that failed lets go of it, another goes on claiming it."""
-    one = block(None, *coins("p"), tx("a", output("x"), output("y"), raw=b"raw"))
-    twice = {"spends": [at("a", 1)] * 2} if valid else {"collateral": [at("a", 1)] * 2, "valid": False}
-    done(client, one, block(one, tx("b", output("z"), **twice)))
-    local.assert_sound()
-    done(client, back_to(one))
-    local.assert_sound()
-    again = client.ask(submit(tx("c", output("z"), spends=[at("a", 1)])))
-    assert (again.get("status") == "accepted") != valid
-    local.assert_sound()
