@@ -1,9 +1,4 @@
-"""Random chains and mempools as messages: sound ones, and ones that lie wherever a message can.
-
-A lie is an id used again, a spend of what is not there, a block's transaction with another content than the submission
-of its id had, a block named that never was. Nothing here knows how records are kept: a world is a source of messages,
-with the plain model of the UTXO set.
-"""
+"""Random chains and mempools as messages: sound ones, and ones that lie wherever a message can."""
 
 from __future__ import annotations
 

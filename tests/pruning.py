@@ -186,10 +186,7 @@ class Daemon:
 
 
 def live(local: LocalStore, story: Callable[[Daemon, Idle], Awaitable[None]], *, at_once: bool = False) -> None:
-    """Run a story while the pruner runs. It is given the daemon, and how to wait until the pruner has nothing to do.
-
-    It begins when that is so, unless `at_once`.
-    """
+    """Run a story while the pruner runs. It is given the daemon, and how to wait until the pruner has nothing to do."""
 
     async def main() -> None:
         daemon = Daemon(local)

@@ -23,11 +23,7 @@ _IN_A_BLOCK = 500
 
 
 class Scenario:
-    """Of twenty transactions one is known to nobody, one loses, eight are submitted and mined.
-
-    The other ten were submitted to an instance that is gone with its disk: the chain has them, and nobody hears of
-    them again, so only the scan can find what became of them.
-    """
+    """Of twenty transactions one is known to nobody, one loses, eight are submitted and mined."""
 
     def __init__(self, count: int) -> None:
         self.count = count

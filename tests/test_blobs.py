@@ -1,7 +1,4 @@
-"""Blobs behave alike in a folder and in a bucket: whole or not there, whatever is killed, full or away.
-
-The bucket is that of a real server that speaks S3, a child process; where a server has to misbehave, a small one does.
-"""
+"""Blobs behave alike in a folder and in a bucket: whole or not there, whatever is killed, full or away."""
 
 from __future__ import annotations
 
@@ -99,28 +96,19 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 # --- what both kinds do --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", [b"", b"\0", bytes(range(256)) * 12_001], ids=len)
-def test_what_is_put_is_got(blobs: Blobs, data: bytes) -> None:
-    assert blobs.get(A) is None
-    blobs.put(A, data)
-    assert blobs.get(A) == data
-    assert blobs.get(A.replace(".tx", ".outputs")) is None
-    assert [(name, age < 60) for name, age in blobs.names()] == [(A, True)]
-
-
-def test_delete_says_whether_there_was_one(blobs: Blobs) -> None:
-    blobs.put(A, b"a")
-    blobs.put(B, b"b")
-    assert [blobs.delete(A), blobs.delete(A), blobs.delete(C)] == [True, False, False]
+def test_blobs_are_put_read_listed_and_deleted(blobs: Blobs, where: str, tmp_path: Path) -> None:
+    for data in (b"", b"\0", bytes(range(256)) * 12_001):
+        assert blobs.get(A) is None
+        blobs.put(A, data)
+        blobs.put(A, b"not written: there is one")
+        assert (blobs.get(A), blobs.get(A.replace(".tx", ".outputs"))) == (data, None)
+        blobs.put(B, b"b")
+        assert {(name, age < 60) for name, age in blobs.names()} == {(A, True), (B, True)}
+        assert open_blobs(where, tmp_path).get(A) == data
+        assert [blobs.delete(A), blobs.delete(A), blobs.delete(C)] == [True, False, False]
+        assert [name for name, _ in blobs.names()] == [B]
+    blobs.check()
     assert [name for name, _ in blobs.names()] == [B]
-    blobs.put(A, b"again")
-    assert blobs.get(A) == b"again"
-
-
-def test_a_blob_that_is_there_is_left_as_it_is(blobs: Blobs) -> None:
-    blobs.put(A, b"first")
-    blobs.put(A, b"second")
-    assert blobs.get(A) == b"first"
 
 
 def test_a_blob_that_is_put_again_is_young_again(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -151,12 +139,6 @@ def test_names_tell_all_and_their_ages(blobs: Blobs, monkeypatch: pytest.MonkeyP
     assert all(HOURS - 2 <= age < HOURS + 60 for _, age in blobs.names())
     later(monkeypatch, -2 * HOURS)
     assert {age for _, age in blobs.names()} == {0.0}
-
-
-def test_check_writes_and_leaves_nothing(blobs: Blobs, tmp_path: Path) -> None:
-    blobs.check()
-    assert list(blobs.names()) == []
-    assert [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()] == []
 
 
 NAME = "a" * 64
@@ -214,7 +196,7 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     """The system itself refuses: the file may not grow any more, in the middle of a write."""
     blobs = Files(tmp_path)
     blobs.put(A, b"a")
@@ -281,7 +263,7 @@ def test_a_fault_at_any_call_is_an_answer_and_the_next_put_heals_it(there: bool,
     assert said == {f"/aa/{A}: {problem}: {os.strerror(code)}"}
 
 
-def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_answer(tmp_path: Path) -> None:
+def test_bytes_are_synced_before_the_name_and_the_name_before_the_answer(tmp_path: Path) -> None:
     blobs, folder, file, name = Files(tmp_path), ["open", "fsync"], ["open", "write", "fsync"], ["replace"]
     for put, expected in [
         (A, ["mkdir", *folder, *file, *name, *folder]),  # the folder itself is new, and has to stay
@@ -294,7 +276,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_answe
         assert calls.seen == expected
 
 
-def test_a_write_that_takes_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:1000]))
     blobs, data = Files(tmp_path), secrets.token_bytes(12_345)
@@ -302,7 +284,7 @@ def test_a_write_that_takes_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: 
     assert blobs.get(A) == data
 
 
-def test_without_its_folder_nothing_is_known(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
     """A disk that is not mounted must not look like a store without blobs: records would be pruned as if."""
     root = tmp_path / "blobs"
     blobs = Files(root)
@@ -318,7 +300,7 @@ def test_without_its_folder_nothing_is_known(tmp_path: Path) -> None:
     assert blobs.get(A) == b"a"
 
 
-def test_what_stands_in_the_way_is_an_error(tmp_path: Path) -> None:
+def test_files_in_the_way_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     with pytest.raises(BlobFailed, match=f"^{re.escape(str(tmp_path))}/plain: the blob store failed: File exists$"):
         open_blobs("file:plain", tmp_path)
@@ -470,28 +452,22 @@ def all_calls(blobs: Blobs) -> dict[str, Callable[[], object]]:
     }
 
 
-def test_a_server_that_is_away_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as nobody:  # bound, and not listening
-        nobody.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        said = fails_in_one_line(all_calls(Bucket("box", "p")), 20)
-    assert all("Connection refused" in line for line in said.values())
-
-
-def test_a_server_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen(16)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        calls = all_calls(Bucket("box", "p", patience_s=0.15))
-        said = fails_in_one_line({name: calls[name] for name in ("put", "get", "names")}, 20)
-    assert all("it took too long" in line for line in said.values())
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_server_that_is_away_or_does_not_answer(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listens:
+            server.listen(16)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        calls = all_calls(Bucket("box", "p", patience_s=0.15 if listens else 5))
+        said = fails_in_one_line({name: calls[name] for name in (("put", "get", "names") if listens else calls)}, 20)
+    assert all(("it took too long" if listens else "Connection refused") in line for line in said.values())
 
 
 @pytest.mark.parametrize(
     ("status", "code"), [(403, "AccessDenied"), (400, "ExpiredToken"), (404, "NoSuchBucket"), (503, "SlowDown")]
 )
-def test_what_the_server_refuses_is_said(status: int, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_of_the_server_are_in_the_error(status: int, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(request: BaseHTTPRequestHandler) -> None:
         body_of(request)
         reply(
@@ -586,13 +562,13 @@ def test_a_long_blob_goes_up_in_parts(s3: str, monkeypatch: pytest.MonkeyPatch) 
         ),
     ],
 )
-def test_a_wrong_environment_is_said(name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_environment_is_an_error(name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(BlobFailed, match=f"^{re.escape(f's3://box/p: {said}')}$"):
         open_blobs("s3://box/p", Path("/"))
 
 
-def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the machine's own are asked for, at an address that says nothing to a user who forgot to set them."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -604,7 +580,7 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("allow", [None, "false", "0"])
-def test_nothing_is_said_in_the_clear_unasked(allow: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_http_has_to_be_allowed(allow: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.delenv("AWS_ALLOW_HTTP") if allow is None else monkeypatch.setenv("AWS_ALLOW_HTTP", allow)
     with pytest.raises(BlobFailed, match="AWS_ENDPOINT_URL is not https: set AWS_ALLOW_HTTP=true if that is meant"):
@@ -632,24 +608,23 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("text", FOLDERS)
-def test_a_folder_is_below_the_data_folder_or_absolute(text: str, tmp_path: Path) -> None:
+def test_a_folder_is_below_the_data_folder_or_absolute(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
-    where = text.replace("/TOP", str(tmp_path / "top"))
-    BLOB_STORE.parse(where)
-    blobs = open_blobs(where, data_dir)
-    assert isinstance(blobs, Files)
-    expected = FOLDERS[text].replace("DATA", str(data_dir)).replace("TOP", str(tmp_path / "top"))
-    assert Path(os.path.normpath(blobs.root)) == Path(expected)
-    assert blobs.root.is_dir()
+    for text, expected in FOLDERS.items():
+        where = text.replace("/TOP", str(tmp_path / "top"))
+        BLOB_STORE.parse(where)
+        blobs = open_blobs(where, data_dir)
+        assert isinstance(blobs, Files) and blobs.root.is_dir()
+        expected = expected.replace("DATA", str(data_dir)).replace("TOP", str(tmp_path / "top"))
+        assert Path(os.path.normpath(blobs.root)) == Path(expected)
 
 
-@pytest.mark.parametrize("text", REFUSED, ids=ascii)
-def test_anything_else_is_refused_by_the_configuration_and_here(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected file:folder or s3://bucket/prefix$"):
-        BLOB_STORE.parse(text)
-    with pytest.raises(BlobFailed, match=r"is no blob store: expected file:folder or s3://bucket/prefix$"):
-        open_blobs(text, tmp_path)
+def test_anything_else_is_refused_by_the_configuration_and_here(tmp_path: Path) -> None:
+    for text in REFUSED:
+        with pytest.raises(ValueError, match=r"expected file:folder or s3://bucket/prefix$"):
+            BLOB_STORE.parse(text)
+        with pytest.raises(BlobFailed, match=r"is no blob store: expected file:folder or s3://bucket/prefix$"):
+            open_blobs(text, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

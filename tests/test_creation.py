@@ -1,8 +1,4 @@
-"""Large transactions on their way into the store: whatever goes wrong at whatever step, none is ever half there.
-
-Nothing of it can be spent, and nothing is spent by it, before it is whole; and what an interruption leaves heals by the
-same transaction again or by the recovery at the start.
-"""
+"""Large transactions on their way into the store: whatever goes wrong at whatever step, none is ever half there."""
 
 from __future__ import annotations
 
@@ -169,22 +165,6 @@ def test_a_blob_that_cant_be_written(subject: Subject, before: Rows, after: Rows
     assert rows(subject, locks=True) == before
     assert subject.run(LARGE) == {"result": "ok"}
     assert rows(subject, locks=True) == after
-
-
-@pytest.mark.parametrize("step", STEPS[1:-1])
-def test_a_retry_goes_on_at_once_though_the_lock_could_not_be_given_back(
-    step: str, subject: Subject, before: Rows, after: Rows
-) -> None:
-    """The disk stays full until the attempt has ended: its lock is there, and nobody is at work on it."""
-    subject.run({"op": "fault", "at": step})
-    subject.run({"op": "fault", "at": "lock.release"})
-    subject.run(LARGE)
-    assert not subject.faults.set and subject.state("lock") is not None
-    check_honest(subject)
-    began = step != "record.write:0"
-    assert subject.run(LARGE) == ({"result": "error", "code": "TX_EXISTS"} if began else {"result": "ok"})
-    assert rows(subject, locks=True) == after
-    check_honest(subject)
 
 
 def test_recovery_ends_what_could_not_give_its_lock_back(subject: Subject, before: Rows) -> None:

@@ -1,8 +1,4 @@
-"""Any chain and mempool, sound or lying, is applied and rolled back: nothing raises, the UTXO set is the model's.
-
-What a lying chain makes of the records may contradict it, but is no damage, and `utxod reindex --records` settles it.
-Of a sound chain no record ever contradicts it or has to be repaired.
-"""
+"""Any chain and mempool, sound or lying, is applied and rolled back: nothing raises, the UTXO set is the model's."""
 
 from __future__ import annotations
 

@@ -148,10 +148,7 @@ def test_it_is_the_new_owner_s_from_its_height_on(asking: Asked, client: Client)
 
 @pytest.mark.parametrize("index", ["asset", "policy", None])
 def test_what_outputs_hold(index: str | None) -> None:
-    """A list by policy shows the new owner; a filter by asset, with an index or without, finds it under the new one.
-
-    The chain's own facts stay what they were.
-    """
+    """A list by policy shows the new owner; a filter by asset, with an index or without, finds it under the new one."""
     indexes: Message = {"stake_credential": True, "policy": index == "policy", "asset": index == "asset"}
     with short_folder() as folder, asked(folder, **TABLES | {"utxo": {"index": indexes}}) as asking:
         with asking.daemon.client() as client:

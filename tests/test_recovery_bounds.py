@@ -1,6 +1,4 @@
-"""What one client sends never makes the recovery tables grow without end: rows go with what is evicted, final ones by
-number and age.
-"""
+"""The recovery tables stay bounded whatever one client sends."""
 
 from __future__ import annotations
 

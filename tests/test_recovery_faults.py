@@ -127,10 +127,7 @@ class Cluster:
         return found[0]
 
     async def taken_over(self, owner: int, only: bytes | None = None) -> None:
-        """Wait until a process holds no row, or not that one.
-
-        Those whose lease has ended come before what has been due for longer.
-        """
+        """Wait until a process holds no row, or not that one."""
 
         async def taken() -> bool:
             await self.lab.pass_time(3600, f"owner LIKE '%/{owner}/%' AND lease_until < now()")

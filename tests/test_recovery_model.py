@@ -1,8 +1,4 @@
-"""Any story of blocks, deep rollbacks, rivals and restarts leaves each row with the status that its chain gives to it.
-
-A node here is a daemon without its socket: the real chain, transaction store and recovery service. What is told while
-the service is down is what a kill loses between the commit of a block and the rows.
-"""
+"""Any sequence of blocks, deep rollbacks, rivals and restarts leaves each row with the status that its chain gives."""
 
 from __future__ import annotations
 
@@ -214,10 +210,7 @@ class Node:
             await storage.close()
 
     def _right(self) -> tuple[dict[bytes, str], set[bytes]]:
-        """Return the status that each known transaction should have, and which wait for a block.
-
-        That a transaction is mined is plain; which of two that are not has lost is what the transaction store says.
-        """
+        """Return the status that each known transaction should have, and which wait for a block."""
         depths = {
             each["txid"]: len(self.blocks) - n for n, applied in enumerate(self.blocks) for each in applied["txs"]
         }

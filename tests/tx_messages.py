@@ -1,7 +1,4 @@
-"""Messages about transactions as plain values, and what their answers say.
-
-The state of an output is read from a refusal: of a spend that also names an output that does not exist.
-"""
+"""Messages about transactions as plain values, and what their answers say."""
 
 from __future__ import annotations
 

@@ -115,11 +115,7 @@ class Case:
         return self.daemon.ask(event, step=step)[0]
 
     def do(self, event: Inbound, step: str = "") -> Ack:
-        """Send a message that is to be accepted.
-
-        Raises:
-            Refused: it is not.
-        """
+        """Send a message that is to be accepted."""
         return self.accepted(self.ask(event, step))
 
     def accepted(self, answer: Ack | Error, outpoints: Sequence[OutPoint] = ()) -> Ack:
@@ -156,11 +152,7 @@ class Case:
         self.nearest.add(name)
 
     def read(self, name: str) -> Any:
-        """Return what is answered of a transaction.
-
-        Raises:
-            Refused: it is not known.
-        """
+        """Return what is answered of a transaction."""
         found = self.daemon.transaction(self.words.txid(name))
         if found is None:
             raise Refused("TX_NOT_FOUND")

@@ -227,10 +227,7 @@ class FaultyTransactions(Transactions):
 
 
 class FaultyChain(Chain):
-    """A chain whose commits fail, or are the last of the process, where a fault is set for them.
-
-    `named` is what the cases call the commit of the message that is under way.
-    """
+    """A chain whose commits fail, or are the last of the process, where a fault is set for them."""
 
     faults: Faults
     named = ""

@@ -203,10 +203,7 @@ class InProcess:
     # --- the pruner ----------------------------------------------------------------------------------------------
 
     def prune(self, terms: Terms, request: Request, failing: list[str]) -> tuple[Cycle, str | None]:
-        """Run one cycle to its end, as the pruner and `utxod prune` do; return it, and what failed.
-
-        `failing` are the phases in which the disk is full.
-        """
+        """Run one cycle to its end, as the pruner and `utxod prune` do; return it, and what failed."""
         deletion = Deletion(self.transactions, terms)
         for phase in failing:
             setattr(deletion, PHASES[phase], _fails)

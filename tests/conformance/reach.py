@@ -1,7 +1,4 @@
-"""What of the cases' ops no message means, or not in their words, and why.
-
-Each reason says first whether it is missing from the protocol, or no feature of it.
-"""
+"""What of the cases' ops no message means, or not in their words, and why."""
 
 # What nobody can ask of a daemon; the answer that the cases want is given by the adapter.
 UNREACHED = {

@@ -1,8 +1,4 @@
-"""The conformance cases of the recovery service, one test each, named after the case.
-
-The cases are prose (`recovery.json`). Where something is arranged differently here, the docstring says what stands in
-its place.
-"""
+"""The conformance cases of the recovery service, one test each, named after the case."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""The conformance cases' ops as messages: each goes through the daemon's decoder, its consumer and a commit.
-
-What an op says is read from the answers (Ack, Error), from the facts that are published, and as `/txs` answers.
-Blocks without transactions bring the tip to where an op wants it: a transaction is submitted at the tip's height, and
-spends at the next. A transaction that a case only lets spend gets outputs of its own, and is submitted like any other;
-one that names no inputs spends an output that a block brings along.
-
-`conformance.reach` lists the ops that no message means in these words; `Case.nearest` says which of them came up.
-"""
+"""The conformance cases' ops as messages: each goes through the daemon's decoder, its consumer and a commit."""
 
 from __future__ import annotations
 
