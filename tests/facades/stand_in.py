@@ -64,6 +64,19 @@ PARAMETERS: dict[str, Any] = {
     "delegateRepresentativeDeposit": ada(500000000),
     "delegateRepresentativeMaxIdleTime": 20,
 }
+_FIRST, _SECOND = ({"time": {"seconds": n * 86_400}, "slot": n * 4_320, "epoch": n} for n in (0, 1))
+ERAS = [  # shaped as Ogmios shapes them
+    {
+        "start": _FIRST,
+        "end": _SECOND,
+        "parameters": {"epochLength": 4_320, "slotLength": {"milliseconds": 20_000}, "safeZone": 864},
+    },
+    {
+        "start": _SECOND,
+        "end": None,
+        "parameters": {"epochLength": 86_400, "slotLength": {"milliseconds": 1_000}, "safeZone": 25_920},
+    },
+]
 EVALUATED = [
     {"validator": {"index": 0, "purpose": "spend"}, "budget": {"memory": 1700, "cpu": 476468}},
     {"validator": {"index": 1, "purpose": "withdraw"}, "budget": {"memory": 5, "cpu": 7}},
@@ -113,6 +126,8 @@ class Node:
                 return {"result": self.evaluated or budgets(bytes.fromhex(params["transaction"]["cbor"]))}
             case "queryLedgerState/rewardAccountSummaries":
                 return {"result": self.accounts}
+            case "queryLedgerState/eraSummaries":
+                return {"result": ERAS}
             case "queryLedgerState/epoch":
                 return {"result": 13}
             case method:

@@ -20,6 +20,7 @@ from questions import Asked, Web, short_folder
 from stand_in import EVALUATED, PARAMETERS, Node, node
 
 from daemon.http.blockfrost.network import parameters
+from daemon.http.blockfrost.outputs import fingerprint
 from feeds.cardano.transaction import read_transaction
 from formats import bech32
 from handlers.events import Rollback, RollbackPoint
@@ -151,6 +152,11 @@ def test_assets_and_policies(frost: Asked) -> None:
     assert {each["asset"]: each["quantity"] for each in listed} == {
         (policy + n).hex(): str(q) for n, q in names.items() if q
     }
+    facts = ask(frost, f"/assets/{unit}")
+    assert (facts["asset"], facts["policy_id"], facts["quantity"]) == (unit, policy.hex(), str(sum(owners.values())))
+    assert facts["fingerprint"] == fingerprint(policy, name)
+    ask(frost, f"/assets/{'00' * 28}", 404, NOT_FOUND)
+    ask(frost, "/assets/00", 400)
     for path in (f"/assets/{'00' * 28}/addresses", f"/assets/policy/{'00' * 28}", f"/assets/{'00' * 28}/utxos"):
         ask(frost, path, 404, NOT_FOUND)
 
@@ -313,6 +319,31 @@ def test_parameters_are_requested_once_an_epoch(frost: Asked, upstream: Node) ->
     assert one["coins_per_utxo_size"] == one["coins_per_utxo_word"] == "4310"
     assert [*one["cost_models"]["PlutusV2"].values()] == one["cost_models_raw"]["PlutusV2"]
     assert [*one["cost_models"]["PlutusV3"]] == sorted(one["cost_models"]["PlutusV3"])
+
+
+def test_the_eras_of_the_node(frost: Asked, upstream: Node) -> None:
+    byron, conway = ask(frost, "/network/eras")
+    assert byron == {
+        "start": {"time": 0, "slot": 0, "epoch": 0},
+        "end": {"time": 86_400, "slot": 4_320, "epoch": 1},
+        "parameters": {"epoch_length": 4_320, "slot_length": 20.0, "safe_zone": 864},
+    }
+    assert (conway["start"], conway["end"], conway["parameters"]["slot_length"]) == (byron["end"], None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("asset", "name"),  # from CIP 14
+    [
+        ("7eae28af2208be856f7a119668ae52a49b73725e326dc16579dcc373", "asset1rjklcrnsdzqp65wjgrg55sy9723kw09mlgvlc3"),
+        (
+            "1e349c9bdea19fd6c147626a5260bc44b71635f398b67c59881df209504154415445",
+            "asset1hv4p5tv2a837mzqrst04d0dcptdjmluqvdx9k3",
+        ),
+    ],
+)
+def test_fingerprints(asset: str, name: str) -> None:
+    raw = bytes.fromhex(asset)
+    assert fingerprint(raw[:28], raw[28:]) == name
 
 
 def test_an_account(frost: Asked, upstream: Node) -> None:

@@ -70,7 +70,13 @@ class Blockfrost:
         self._left = _CACHE_BYTES
         self._stored, self._moving = _tree(self._from_store()), _tree(self._from_records())
         asked = FromNode(site, self._chain, self._outputs, self._upstream)
-        self._asked = _tree({"/epochs/latest/parameters": asked.parameters, "/accounts/*": asked.account})
+        self._asked = _tree(
+            {
+                "/epochs/latest/parameters": asked.parameters,
+                "/accounts/*": asked.account,
+                "/network/eras": asked.eras,
+            }
+        )
         self._posted: dict[str, _Posted] = {
             "/tx/submit": lambda body, _: self._pending.submit(body),
             "/utils/txs/evaluate": lambda body, scope: self._pending.evaluate(body, scope["query_string"]),
@@ -110,6 +116,7 @@ class Blockfrost:
             "/accounts/*/utxos": lambda ask: outputs.page(ask.shot, outputs.account(ask.shot, ask.args[0]), ask.paging),
             "/accounts/*/addresses/assets": lambda ask: outputs.account_assets(ask.shot, ask.args[0], ask.paging),
             "/assets/policy/*": lambda ask: outputs.policy(ask.shot, ask.args[0], ask.paging),
+            "/assets/*": lambda ask: outputs.asset_facts(ask.shot, ask.args[0]),
             "/assets/*/utxos": self._asset_utxos,
             "/assets/*/addresses": lambda ask: outputs.asset_addresses(ask.shot, ask.args[0], ask.paging),
             "/scripts/datum/*": datum,

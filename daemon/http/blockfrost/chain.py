@@ -9,7 +9,7 @@ import numpy as np
 
 from daemon.http.blockfrost.asking import Paging, Refused, hex_of, not_found
 from daemon.http.blockfrost.network import Chain
-from daemon.http.blockfrost.rendering import Renderer, summed
+from daemon.http.blockfrost.rendering import NOT_COUNTED, Renderer, summed
 from formats import bech32
 from handlers.blocks import facts, last_upto
 from handlers.deltas import NoDelta, read_block
@@ -170,14 +170,7 @@ def transaction(shot: Snapshot, tx: TxFound) -> dict[str, Any]:
         "invalid_before": None,
         "invalid_hereafter": None,
         "utxo_count": len(inputs) + len(outputs) if whole else None,
-        "withdrawal_count": None,
-        "mir_cert_count": None,
-        "delegation_count": None,
-        "stake_cert_count": None,
-        "pool_update_count": None,
-        "pool_retire_count": None,
-        "asset_mint_or_burn_count": None,
-        "redeemer_count": None,
+        **NOT_COUNTED,
         "valid_contract": not tx.flags & TxFlag.INVALID,
         "treasury_donation": None,
     }

@@ -28,6 +28,23 @@ class FromNode:
         epoch = self._chain.network.epoch(tip.slot)
         return parameters(await self._upstream.protocol_parameters(epoch), epoch)
 
+    async def eras(self, _: list[str]) -> list[dict[str, Any]]:
+        """Return the eras of the chain; 404 without a node."""
+        if not self._upstream.is_set:
+            raise not_found()
+        return [
+            {
+                "start": _bound(era["start"]),
+                "end": _bound(era["end"]) if era.get("end") else None,
+                "parameters": {
+                    "epoch_length": era["parameters"]["epochLength"],
+                    "slot_length": era["parameters"]["slotLength"]["milliseconds"] / 1000,
+                    "safe_zone": era["parameters"]["safeZone"] or 0,
+                },
+            }
+            for era in await self._upstream.ask("queryLedgerState/eraSummaries")
+        ]
+
     async def account(self, args: list[str]) -> dict[str, Any]:
         """Return what the node says of an account, and what the store says of its outputs; 404 without a node."""
         text, total = args[0], Sum()
@@ -63,3 +80,7 @@ class FromNode:
             "pool_id": pool.get("id"),
             "drep_id": (account.get("delegateRepresentative") or {}).get("id"),
         }
+
+
+def _bound(bound: dict[str, Any]) -> dict[str, Any]:
+    return {"time": bound["time"]["seconds"], "slot": bound["slot"], "epoch": bound["epoch"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from daemon.http.blockfrost.asking import BAD_ADDRESS, Paging, Refused, hex_of, not_found
 from daemon.http.blockfrost.rendering import Renderer, amounts
 from daemon.http.facade import Site
+from formats import bech32
 from handlers.addresses import AddressError, shelley
 from handlers.matches import Matches, Row, Wanted
 from handlers.query import Listed, NoIndex, Snapshot, Sum
@@ -169,6 +171,26 @@ class Outputs:
             shot.check_age()
         return found
 
+    async def asset_facts(self, shot: Snapshot, text: str) -> dict[str, Any]:
+        """Return how much of an asset unspent outputs hold; null for what only its minting transactions say."""
+        policy, name = self.asset(text)
+        held = await self._held(shot, policy, name)
+        if not held and not await self.seen(shot, self.holding(shot, policy, name)):
+            raise not_found()
+        return {
+            "asset": text,
+            "policy_id": policy.hex(),
+            "asset_name": name.hex() or None,
+            "fingerprint": fingerprint(policy, name),
+            "quantity": str(sum(quantity for _, _, quantity in held)),
+            "initial_mint_tx_hash": None,
+            "mint_or_burn_count": None,
+            "onchain_metadata": None,
+            "onchain_metadata_standard": None,
+            "onchain_metadata_extra": None,
+            "metadata": None,
+        }
+
     async def asset_addresses(self, shot: Snapshot, text: str, paging: Paging) -> list[dict[str, str]]:
         """Return who holds an asset."""
         policy, name = self.asset(text)
@@ -209,6 +231,11 @@ class Outputs:
             }
             for each in found
         ]
+
+
+def fingerprint(policy: bytes, name: bytes) -> str:
+    """Return the short name of an asset (CIP 14)."""
+    return bech32.encode("asset", *bech32.symbols(blake2b(policy + name, digest_size=20).digest()))
 
 
 def place_of(shot: Snapshot, txid: bytes) -> int | None:

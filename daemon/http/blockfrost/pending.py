@@ -8,7 +8,7 @@ from uuid import uuid4
 import msgspec
 
 from daemon.http.blockfrost.asking import BAD_PATH, Paging, Refused, hex_of, not_found
-from daemon.http.blockfrost.rendering import Renderer, amounts, summed
+from daemon.http.blockfrost.rendering import NOT_COUNTED, Renderer, amounts, summed
 from daemon.http.facade import Site
 from daemon.http.upstream import Fault, Upstream
 from feeds.cardano.errors import BlockError
@@ -114,14 +114,7 @@ class Pending:
                 "invalid_before": None,
                 "invalid_hereafter": None,
                 "utxo_count": None if made is None else len(inputs) + len(outputs),
-                "withdrawal_count": None,
-                "mir_cert_count": None,
-                "delegation_count": None,
-                "stake_cert_count": None,
-                "pool_update_count": None,
-                "pool_retire_count": None,
-                "asset_mint_or_burn_count": None,
-                "redeemer_count": None,
+                **NOT_COUNTED,
                 "valid_contract": True if made is None else made.valid,
             },
             "inputs": [

@@ -50,6 +50,15 @@ class Renderer:
         }
 
 
+# What only the bytes of a transaction say.
+NOT_COUNTED: dict[str, None] = dict.fromkeys(
+    (
+        *("withdrawal_count", "mir_cert_count", "delegation_count", "stake_cert_count", "pool_update_count"),
+        *("pool_retire_count", "asset_mint_or_burn_count", "redeemer_count"),
+    )
+)
+
+
 def amounts(value: int, assets: _Assets) -> list[dict[str, str]]:
     """Return what is held, lovelace first."""
     return [
