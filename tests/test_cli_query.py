@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import socket
 import subprocess
 import sys
@@ -20,11 +18,12 @@ from typing import Any, NamedTuple
 import pytest
 import test_http as rich
 from click.testing import CliRunner
-from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, home, running, statuses
+from daemons import ROOT, Daemon, Message, environment, home, running, statuses
 from patience import until
 from questions import Web, failure, outpoints, short_folder
 from questions import asked as answering
 from scenarios import address, back_to, block, chain, digest, output, point, tx
+from terminal import on_a_terminal
 
 from daemon.cli import main
 from handlers.addresses import codec
@@ -92,27 +91,6 @@ def shell(daemon: Daemon, *arguments: str) -> Result:
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def on_a_terminal(daemon: Daemon, *arguments: str, columns: int = 100) -> str:
-    """Run a command on a terminal of its own, and return what stands there."""
-    ours, theirs = pty.openpty()
-    environ = environment(COLUMNS=str(columns), TERM="xterm-256color")
-    del environ["NO_COLOR"]
-    command = [sys.executable, "-m", "daemon.cli", arguments[0], "--config", str(daemon.config), *arguments[1:]]
-    try:
-        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as process:
-            os.close(theirs)
-            shown = b""
-            while select.select([ours], [], [], PATIENCE_S)[0]:
-                try:
-                    shown += os.read(ours, 1 << 16)
-                except OSError:  # the other side has gone
-                    break
-            assert process.wait(PATIENCE_S) == 0, shown
-    finally:
-        os.close(ours)
-    return shown.decode().replace("\r\n", "\n")
-
-
 def handlers(report: Message) -> dict[str, str]:
     return {handler["name"]: handler["state"] for handler in report["handlers"]}
 
@@ -132,7 +110,7 @@ def test_status_of_a_running_daemon(daemon: Daemon) -> None:
 
 
 def test_status_fits_one_screen(daemon: Daemon) -> None:
-    shown = on_a_terminal(daemon, "status")
+    shown = on_a_terminal("status", "--config", daemon.config)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
     assert shown != plain  # colours
     assert len(plain.splitlines()) <= 24 and max(map(len, plain.splitlines())) <= 100
@@ -265,7 +243,7 @@ def test_query_address_as_a_table(daemon: Daemon) -> None:
     assert lines[-1].startswith("there are more: --cursor ")
     assert utxod(daemon, "query", "address", ANN.hex(), "--cursor", lines[-1].split()[-1]).code == 2  # of another order
     assert utxod(daemon, "query", "address", address("unknown").hex()).out.splitlines()[-1] == "no unspent outputs"
-    shown = on_a_terminal(daemon, "query", "address", ANN.hex(), "--count", "1", columns=60)
+    shown = on_a_terminal(*("query", "address", ANN.hex(), "--count", "1"), "--config", daemon.config, columns=60)
     _, *rows, more = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
     assert max(map(len, rows)) <= 60
     assert "".join(re.findall(r"\b([0-9a-f]{3,})", "\n".join(rows))) == FIRST  # folded, not cut

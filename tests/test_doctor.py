@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import resource
-import select
 import shutil
 import socket
 import stat
-import sys
 import tomllib
 from pathlib import Path
-from time import monotonic, time
+from time import time
 from typing import Any, NamedTuple
 
 import pytest
-from daemons import PATIENCE_S, ROOT, Daemon, home, running, statuses, utxod
+from daemons import Daemon, background, home, running, statuses, utxod
 from patience import until
 from scenarios import block, chain
+from terminal import on_a_terminal
 
 from config.load import load
 from config.show import starter, template
@@ -171,39 +169,15 @@ def test_the_starter_is_the_template_with_values(tmp_path: Path) -> None:
     assert str(load(path, {}).data_dir) == 'a "b"'
 
 
-def on_a_terminal(words: list[str], answers: bytes, enough: bytes, cwd: Path) -> bytes:
-    """Run a command on a terminal of its own, until it has written something; return all of it."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(cwd)
-        os.environ["PYTHONPATH"] = str(ROOT)
-        os.execv(sys.executable, [sys.executable, "-m", "daemon.cli", *words])
-    os.write(terminal, answers)
-    text, give_up = b"", monotonic() + PATIENCE_S
-    while enough not in text:
-        assert monotonic() < give_up, text
-        if select.select([terminal], [], [], 0.1)[0]:
-            try:
-                text += os.read(terminal, 65536)
-            except OSError:
-                break
-    os.write(terminal, b"\x03")
-    until(lambda: os.waitpid(pid, os.WNOHANG)[0])
-    os.close(terminal)
-    return text
-
-
 def test_init_asks_on_a_terminal(tmp_path: Path) -> None:
     answers = b"cardano\npreview\n" + str(tmp_path / "data").encode() + b"\nws://127.0.0.1:1337\n"
-    text = on_a_terminal(["init", "utxod.toml"], answers, b"To go on", tmp_path)
-    assert b"Family" in text and b"Network" in text and b"Data folder" in text and b"Node" in text
+    text = on_a_terminal("init", "utxod.toml", answers=answers, enough=b"To go on", cwd=tmp_path)
+    assert all(question in text for question in ("Family", "Network", "Data folder", "Node"))
     config = load(tmp_path / "utxod.toml", {})
     assert (config.chain.network, str(config.upstream.ogmios)) == ("preview", "ws://127.0.0.1:1337")
 
 
 def test_status_watch(tmp_path: Path) -> None:
-    from daemons import background
-
     with running(tmp_path) as daemon:
         lines, objects = tmp_path / "lines", tmp_path / "objects"
         watching = [
@@ -221,6 +195,5 @@ def test_status_watch(tmp_path: Path) -> None:
             process.kill()
             process.wait()
         assert all(json.loads(line)["folder"] for line in objects.read_text().splitlines())
-        words = ["status", "--config", str(daemon.config), "--watch", "--every", "0.1"]
-        text = on_a_terminal(words, b"", b"no process listens", tmp_path)
-        assert b"\x1b[?1049h" in text and b"no process listens" in text  # a screen of its own
+        words = ("status", "--config", daemon.config, "--watch", "--every", "0.1")
+        assert "\x1b[?1049h" in on_a_terminal(*words, columns=200, enough=b"no process listens")  # a screen of its own

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
+import msgspec
 from click.testing import CliRunner, Result
-from daemons import PATIENCE_S, Daemon, background
+from daemons import PATIENCE_S, Daemon, Message, background
 from patience import until
 
 from daemon.cli import main
+from feeds.link import Link
+from handlers.events import Inbound
 
 BITCOIN = {"family": "bitcoin", "network": "regtest"}
 Argument = str | Path | int | float
@@ -91,3 +98,48 @@ def tip_of(daemon: Daemon) -> str | None:
 def wait_for_tip(daemon: Daemon, wanted: Callable[[], str], feeding: Feeding) -> None:
     """Wait until the daemon has a tip."""
     until(lambda: tip_of(daemon) == wanted(), why=feeding.log())
+
+
+@contextmanager
+def fake_daemon(path: Path, *connections: tuple[Message, Sequence[Message]]) -> Iterator[list[str]]:
+    """Accept connections, each of a chain and with answers to what follows `Hello`; give the types of messages.
+
+    A message that has no answer ends its connection.
+    """
+    received: list[str] = []
+    nothing: Message = {"tip": None, "points": [], "rollback_floor": None, "persisted_height": None}
+
+    def serve() -> None:
+        for chain, answers in connections:
+            left = list(answers)
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as file:
+                while len(head := file.read(4)) == 4:
+                    message = msgspec.msgpack.decode(file.read(struct.unpack(">I", head)[0]))
+                    received.append(message["type"])
+                    if message["type"] == "Hello":
+                        answer = {"type": "Welcome", "protocol": 1, "version": "0", "chain": chain} | nothing
+                    elif not left:
+                        break
+                    else:
+                        answer = left.pop(0) | {"seq": message["seq"]}
+                    body = msgspec.msgpack.encode(answer)
+                    connection.sendall(struct.pack(">I", len(body)) + body)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield received
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+async def feed_link(link: Link, *messages: Inbound) -> None:
+    async def given() -> AsyncIterator[Inbound]:
+        for message in messages:
+            yield message
+
+    with anyio.fail_after(5):
+        await link.feed(given())

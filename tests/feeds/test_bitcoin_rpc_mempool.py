@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import struct
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
+from bitcoin_feeds import BITCOIN, fake_daemon, feed_link
 from bitcoin_rpc_chain import FakeNode, Fault, Inside, Ledger, Scenario, txid_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -290,45 +286,9 @@ def test_parents_come_before_children(parents: list[set[int]], random: Any) -> N
         seen.add(tx.txid)
 
 
-@contextmanager
-def daemon(path: Path, *answers: dict[str, Any]) -> Iterator[list[str]]:
-    """Answer messages in order on one connection; give the types of those received."""
-    heard: list[str] = []
-    welcome = {"type": "Welcome", "protocol": 1, "version": "0", "chain": {"family": "bitcoin", "network": "regtest"}}
-    welcome |= {"tip": None, "points": [], "rollback_floor": None, "persisted_height": None}
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection, connection.makefile("rb") as file:
-            left = list(answers)
-            while len(head := file.read(4)) == 4:
-                message = msgspec.msgpack.decode(file.read(struct.unpack(">I", head)[0]))
-                heard.append(message["type"])
-                answer = welcome if message["type"] == "Hello" else left.pop(0) | {"seq": message["seq"]}
-                body = msgspec.msgpack.encode(answer)
-                connection.sendall(struct.pack(">I", len(body)) + body)
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield heard
-        thread.join(5)
-
-
 ACK = {"type": "Ack", "status": "accepted", "tip": None}
 UNAVAILABLE = {"type": "Error", "code": "unavailable", "message": "no store", "retryable": False, "detail": {}}
 SUBMITTED = TxSubmitted(tx=Tx(bytes(32)))
-
-
-async def feed(link: Link, *messages: Inbound) -> None:
-    async def given() -> Any:
-        for message in messages:
-            yield message
-
-    with anyio.fail_after(5):
-        await link.feed(given())
 
 
 def test_statuses_of_refused_transactions_are_reported(tmp_path: Path) -> None:
@@ -336,8 +296,8 @@ def test_statuses_of_refused_transactions_are_reported(tmp_path: Path) -> None:
     link = Link(
         tmp_path / "s", acknowledged=lambda _, status: statuses.append(status), refused=lambda *_: None, patience_s=0
     )
-    with daemon(tmp_path / "s", ACK, UNAVAILABLE, ACK):
-        anyio.run(feed, link, BlockPersisted(height=1), SUBMITTED, BlockPersisted(height=1))
+    with fake_daemon(tmp_path / "s", (BITCOIN, [ACK, UNAVAILABLE, ACK])):
+        anyio.run(feed_link, link, BlockPersisted(height=1), SUBMITTED, BlockPersisted(height=1))
     assert statuses == ["accepted", "unavailable", "accepted"]
 
 
@@ -353,8 +313,8 @@ def test_a_refused_transaction_delays_nothing(tmp_path: Path, message: Inbound, 
         reported.append((txid, error.code))
 
     link = Link(tmp_path / "s", notice=notices.append, refused=report, kept=report, patience_s=0)
-    with daemon(tmp_path / "s", UNAVAILABLE | {"code": code, "retryable": retryable}, ACK) as heard:
-        anyio.run(feed, link, message, BlockPersisted(height=1))
+    with fake_daemon(tmp_path / "s", (BITCOIN, [UNAVAILABLE | {"code": code, "retryable": retryable}, ACK])) as heard:
+        anyio.run(feed_link, link, message, BlockPersisted(height=1))
     kind = type(message).__name__
     assert (reported, notices, heard) == ([(bytes(32), code)], [], ["Hello", kind, "BlockPersisted"])
 
@@ -364,10 +324,10 @@ def test_other_refusals_end_the_feed(tmp_path: Path, message: Inbound, hears: bo
     refused: list[Error] = []
     link = Link(tmp_path / "s", refused=(lambda _, error: refused.append(error)) if hears else None, patience_s=0)
     with (
-        daemon(tmp_path / "s", UNAVAILABLE),
+        fake_daemon(tmp_path / "s", (BITCOIN, [UNAVAILABLE])),
         pytest.raises(FeedError, match="refused a message: unavailable: no store"),
     ):
-        anyio.run(feed, link, message)
+        anyio.run(feed_link, link, message)
     assert refused == []
 
 

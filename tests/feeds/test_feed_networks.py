@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
-import struct
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
-from bitcoin_feeds import cli, exported
+from bitcoin_feeds import cli, exported, fake_daemon, feed_link
 from daemons import Daemon, encoded, running
 from ogmios_server import serving
 from scenarios import chain
@@ -90,52 +84,13 @@ def test_without_a_daemon_the_network_is_mainnet(tmp_path: Path) -> None:
     assert cli("feed", "bitcoin-blocks", tmp_path, "--dry-run").exit_code == 1  # its magic is not that of mainnet
 
 
-@contextmanager
-def changing(path: Path, *networks: str) -> Iterator[None]:
-    """Be one daemon after the other, each of another network; each hangs up after the first message."""
-
-    def serve() -> None:
-        for network in networks:
-            connection, _ = listener.accept()
-            with connection, connection.makefile("rb") as file:
-                for _ in range(2):
-                    if len(head := file.read(4)) < 4:
-                        break
-                    message = msgspec.msgpack.decode(file.read(struct.unpack(">I", head)[0]))
-                    if message["type"] == "Hello":
-                        body = msgspec.msgpack.encode(welcome(network))
-                        connection.sendall(struct.pack(">I", len(body)) + body)
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield
-        thread.join(5)
-        assert not thread.is_alive()
-
-
-def welcome(network: str) -> dict[str, Any]:
-    run = {"type": "Welcome", "protocol": 1, "version": "0", "chain": {"family": "cardano", "network": network}}
-    return run | {"tip": None, "points": [], "rollback_floor": None, "persisted_height": None}
-
-
 def test_a_daemon_that_changes_its_network_is_refused(tmp_path: Path) -> None:
-
-    async def feed() -> None:
-        async def events() -> Any:
-            yield BlockPersisted(height=1)
-
-        link = Link(tmp_path / "s", chain=ChainName("cardano", "preview"), patience_s=5)
-        with anyio.fail_after(5):
-            await link.feed(events())
-
+    link = Link(tmp_path / "s", chain=ChainName("cardano", "preview"), patience_s=5)
     with (
-        changing(tmp_path / "s", "preview", "mainnet"),
+        fake_daemon(tmp_path / "s", (PREVIEW, []), (PREVIEW | {"network": "mainnet"}, [])),
         pytest.raises(FeedError, match="the daemon keeps cardano/mainnet, this is a feed of cardano/preview"),
     ):
-        anyio.run(feed)
+        anyio.run(feed_link, link, BlockPersisted(height=1))
 
 
 @pytest.mark.parametrize("text", ["cardano", "/mainnet", "cardano/", ""])
@@ -145,13 +100,8 @@ def test_malformed_chain_names_are_refused(text: str, tmp_path: Path) -> None:
     assert done.exit_code == 2 and "is not like cardano/mainnet" in done.stderr
 
 
-SHELLEY: dict[str, Any] = {
-    "systemStart": "2022-06-01T00:00:00Z",
-    "slotLength": 1,
-    "epochLength": 432_000,
-    "networkMagic": 1,
-}
-SHELLEY["initialFunds"] = {}
+SHELLEY: dict[str, Any] = {"initialFunds": {}, "slotLength": 1, "epochLength": 432_000, "networkMagic": 1}
+SHELLEY |= {"systemStart": "2022-06-01T00:00:00Z"}
 DEVNET = SHELLEY | {"epochLength": 500, "slotLength": 0.5, "networkMagic": 42, "systemStart": "2020-09-13T12:26:40Z"}
 BYRON = {
     "startTime": 1_600_000_000,

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from daemons import environment
+from terminal import on_a_terminal
 from test_bitcoin_blkfiles import CHAIN, record, write
 
 from feeds import progress
 from feeds.progress import FeedProgress
 
 
-def on_a_terminal(*command: str | Path) -> str:
-    """Run a command whose standard error is a terminal; return what it shows there."""
-    ours, its = pty.openpty()
-    shown = b""
-    with subprocess.Popen(
-        [sys.executable, "-m", "daemon.cli", *map(str, command)],
-        stderr=its,
-        stdin=subprocess.DEVNULL,
-        env=environment(TERM="xterm"),
-    ) as process:
-        os.close(its)
-        with suppress(OSError):  # so a terminal ends
-            while more := os.read(ours, 1 << 16):
-                shown += more
-    os.close(ours)
-    assert process.returncode == 0, shown.decode()
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
-
-
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, CHAIN)))
     height = len(CHAIN)
-    shown = on_a_terminal("feed", "bitcoin-blocks", tmp_path, "--network", "regtest", "--dry-run")
+    shown = re.sub(
+        r"\x1b\[[0-9;?]*[a-zA-Z]",
+        "",
+        on_a_terminal("feed", "bitcoin-blocks", tmp_path, "--network", "regtest", "--dry-run"),
+    )
     assert re.search(rf"━+.* height {height} +[\d,]+/s (\d:\d\d:\d\d|-:--:--)", shown), shown
     assert re.search(rf"^{height} messages in .* decoded, .* height {height}\s*$", shown, re.M), shown
 
