@@ -25,14 +25,13 @@ from daemon.commands.common import FAILED
 from daemon.connection import Hub
 from daemon.crash import recorded
 from daemon.diagnostics import dump
-from daemon.evicting import evict_along
 from daemon.heap import Heap, give_back, keep_heap_small
 from daemon.http.supervisor import Supervisor
 from daemon.inbox import Inbox
 from daemon.listener import Connections, admins, keep_listening, most_clients, open_listener
 from daemon.metrics import daemon_metrics_file, encode, folder, keep_updated
 from daemon.notify import Notifier
-from daemon.pruning import prune_along
+from daemon.pruning import evict_along, prune_along
 from daemon.readers import ReaderWatch
 from daemon.recovery import enabled, open_storage, recover_along
 from daemon.reload import Reloader

@@ -1,19 +1,21 @@
-"""The pruner's place in the daemon: what triggers it, and where its reports go."""
+"""Pruning, and the eviction of old submissions, in the daemon: what triggers them, and where their reports go."""
 
 from __future__ import annotations
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, create_task_group
 
 from config.checks import unmined_retention
 from config.settings import Config
 from daemon.connection import Hub
 from handlers.change_log import ChangeLog
 from handlers.deletion import Deletion
-from handlers.events import BlockCommitted, BlockPersisted, NodeState, RolledBack
+from handlers.events import BlockCommitted, BlockPersisted, NodeState, RolledBack, TxStatusChanged
+from handlers.evicting import Evictions, delete_blobs_along, keep_within_age
 from handlers.prune_cycle import Tables
-from handlers.prune_request import Terms
+from handlers.prune_request import Terms, held_back
 from handlers.pruner import Pruner, Writer, keep_pruned
 from handlers.transactions import Transactions
+from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Turns
 from storage.disk import Disk
 from storage.jobs import JobStore
@@ -51,3 +53,20 @@ async def prune_along(config: Config, turns: Turns, hub: Hub, limiter: CapacityL
     hub.numbers.pruner = pruner.numbers
     wakeup = hub.bus.wakeup(BlockPersisted, BlockCommitted, RolledBack, NodeState)
     await keep_pruned(wakeup, pruner, Writer(turns, hub.inbox, hub.publish, limiter))
+
+
+async def evict_along(config: Config, turns: Turns, tx_blocks: TxBlocks, hub: Hub, writer: CapacityLimiter) -> None:
+    """Evict submissions that are too old, and delete the blobs of evicted ones, until cancelled.
+
+    While the node or the daemon is behind the network nothing is too old: the blocks that contain it may yet come.
+    """
+
+    def may_evict() -> bool:
+        world = turns.world()
+        return held_back(world, world.tip, unmined_retention(config)) is None
+
+    hub.numbers.evictions = tx_blocks.evictor.numbers
+    evictions, wakeup = Evictions(turns.chain, tx_blocks), hub.bus.wakeup(TxStatusChanged)
+    async with create_task_group() as both:
+        both.start_soon(keep_within_age, evictions, may_evict, hub.publish, writer)
+        both.start_soon(delete_blobs_along, evictions, wakeup, writer)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import cast
 
 import click
 import structlog
@@ -172,7 +173,7 @@ def transactions(store: HistoryStore, config: Config) -> Transactions:
 def reading(store: HistoryStore, config: Config) -> Transactions:
     """Return the same for who only reads: the blobs are opened by the first question to them."""
     where = partial(open_blobs, config.transactions.blob_store, config.data_dir, make=False)
-    return _transactions(store, config, Late(where))
+    return _transactions(store, config, cast("Blobs", Late(where)))
 
 
 def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transactions:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import structlog
+
 from handlers import new_records
 from handlers.spending import TxFault
 from handlers.states import set_locked
 from handlers.transactions import TxView
 from storage import heights, keys
 from storage.pool_layout import Record
+
+log = structlog.get_logger("transactions")
 
 
 def end_locks(view: TxView) -> int:
@@ -32,21 +36,22 @@ def _unmined(view: TxView) -> Iterator[tuple[bytes, Record]]:
 
 
 def heal(view: TxView) -> tuple[list[bytes], list[bytes]]:
-    """End what creations left half-made, when nobody creates: whole ones are finished, the others removed.
-
-    Returns the finished and the removed.
-    """
-    finished, removed = list[bytes](), list[bytes]()
+    """Complete or remove what creations left half-made, when none is running; return the completed and the removed."""
+    completed, removed = list[bytes](), list[bytes]()
     for txid, record in _unmined(view):
-        if not record.creating:
-            continue
-        try:
-            with view.all_or_nothing():
-                new_records.finish(view, txid, spends=True)
-        except TxFault:
-            view.remove(txid)
-            removed.append(txid)
-        else:
-            finished.append(txid)
-        view.rows.put_lock(txid, None)
-    return finished, removed
+        if record.creating:
+            (completed if complete(view, txid) else removed).append(txid)
+    return completed, removed
+
+
+def complete(view: TxView, txid: bytes) -> bool:
+    """Complete a half-made creation; remove it and return False if a page is missing or an input can't be spent."""
+    view.rows.put_lock(txid, None)
+    try:
+        with view.all_or_nothing():
+            new_records.finish(view, txid, spends=True)
+    except TxFault as fault:
+        log.warning("creation_removed", txid=txid.hex(), why=str(fault))
+        view.remove(txid)
+        return False
+    return True

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from storage.blobname import LEFTOVER, LEFTOVER_S, NAME, checked, leftover
 from storage.errors import BlobFailed as BlobFailed
@@ -226,25 +226,8 @@ class Late:
     def __init__(self, opened: Callable[[], Blobs]) -> None:
         self._blobs = cache(opened)
 
-    def put(self, name: str, data: bytes) -> None:
-        """See `Blobs.put`."""
-        self._blobs().put(name, data)
-
-    def get(self, name: str) -> bytes | None:
-        """See `Blobs.get`."""
-        return self._blobs().get(name)
-
-    def delete(self, name: str) -> bool:
-        """See `Blobs.delete`."""
-        return self._blobs().delete(name)
-
-    def names(self) -> Iterator[tuple[str, float]]:
-        """See `Blobs.names`."""
-        return self._blobs().names()
-
-    def check(self) -> None:
-        """See `Blobs.check`."""
-        self._blobs().check()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._blobs(), name)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import merge
 
 from storage import keys
 from storage.disk import Db, Txn
@@ -39,10 +38,3 @@ def count(txn: Txn, db: Db, height: int, first: int) -> int:
 def has(txn: Txn, db: Db, height: int, txid: bytes) -> bool:
     """Return whether a transaction is there at a height."""
     return bool(txn.cursor(db).set_key_dup(keys.u32(height), txid))
-
-
-def with_ghosts(
-    entries: Iterator[tuple[int, bytes]], ghosts: Iterator[tuple[int, bytes]], after: tuple[int, bytes] | None
-) -> Iterator[tuple[int, bytes]]:
-    """Yield the entries of an index and those of ghosts after one of them, lowest first."""
-    return merge(entries, (entry for entry in ghosts if after is None or entry > after))

@@ -13,6 +13,7 @@ A claim without a record is one on an output of the chain, or of a ghost (`stora
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from heapq import merge
 
 from storage import heights
 from storage.disk import Db, Disk, Txn
@@ -162,9 +163,8 @@ class Pool:
         entries = heights.entries(txn, db, height, first, after)
         if db is not self.unmined or not self.ghosts.any(txn):
             return entries
-        return heights.with_ghosts(
-            entries, self.ghosts.by_height(txn, first if after is None else after[0], height), after
-        )
+        ghosts = self.ghosts.by_height(txn, first if after is None else after[0], height)
+        return merge(entries, (entry for entry in ghosts if after is None or entry > after))
 
     def unmined_count(self, txn: Txn) -> int:
         """Return how many transactions are unmined."""

@@ -9,16 +9,11 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-import structlog
-
 from handlers.creation import ended
-from handlers.new_records import finish
 from handlers.recovery.finality import Conflicting, Mined, Pending, State, Unknown
-from handlers.spending import TxFault
 from handlers.transactions import Transactions, TxView
+from handlers.tx_startup import complete
 from storage import keys
-
-log = structlog.get_logger("recovery")
 
 _SEEKS = 2000  # in a step
 
@@ -115,12 +110,4 @@ class Records:
         if record is None:
             view.rows.put_lock(txid, None)
             return False
-        try:
-            with view.all_or_nothing():
-                finish(view, txid, spends=True)
-        except TxFault as fault:
-            log.warning("creation_removed", txid=txid.hex(), why=str(fault))
-            view.remove(txid)
-            return False
-        view.rows.put_lock(txid, None)
-        return True
+        return complete(view, txid)

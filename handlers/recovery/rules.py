@@ -32,9 +32,8 @@ def settle(claim: Claim, outcome: Outcome, settings: Recovery, dice: Dice, *, ti
         return Settlement(claim, "pending", kind, delay_s, None, error, attempt, failed, not_found)
 
     def final(status: Status, message: str | None, error: str | None = None) -> Settlement:
-        return Settlement(
-            claim, status, kind, 0.0, message, error, failed=status == "dead", not_found=status == "orphan"
-        )
+        ends = {"failed": status == "dead", "not_found": status == "orphan"}
+        return Settlement(claim, status, kind, 0.0, message, error, **ends)
 
     match outcome:
         case Valid(message):
@@ -64,13 +63,6 @@ def settle(claim: Claim, outcome: Outcome, settings: Recovery, dice: Dice, *, ti
             return final("dead", None, error)
         case _:
             assert_never(outcome)
-
-
-def postponed(claim: Claim, delay_s: float) -> Settlement:
-    """Return what is written for a row that cannot be attempted now: an attempt under an earlier claim is running."""
-    return Settlement(
-        claim, "pending", "postponed", delay_s, None, "an earlier attempt has not ended yet", attempt=False
-    )
 
 
 def given_up(claim: Claim, settings: Recovery) -> bool:

@@ -13,7 +13,7 @@ from config.settings import Recovery
 from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Outcome
-from handlers.recovery.rules import Dice, postponed, settle
+from handlers.recovery.rules import Dice, settle
 from handlers.wakeup import Wakeup
 from storage.errors import StoreError
 from storage.recovery.rows import Claim, Settlement, Status
@@ -76,7 +76,8 @@ class Settler:
 
     def postpone(self, claim: Claim) -> None:
         """Give back a claim without a place: an attempt under an earlier one is still running."""
-        self._append(Result(None, postponed(claim, self._settings.scan_interval)))
+        delay_s, why = self._settings.scan_interval, "an earlier attempt has not ended yet"
+        self._append(Result(None, Settlement(claim, "pending", "postponed", delay_s, None, why, attempt=False)))
 
     def _append(self, result: Result) -> None:
         self._results.append(result)

@@ -118,9 +118,7 @@ class SqliteSession:
         """See `Session`."""
         return self._wake in self._sleeping
 
-    async def alive(self) -> bool:
-        """See `Session`."""
-        return self._wake in self._sleeping
+    alive = lead
 
     async def close(self) -> None:
         """See `Session`."""
