@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from formats.cbor import BREAK, CborError, array, bytestring, head, mapping, uint
@@ -9,6 +10,7 @@ from formats.cbor import BREAK, CborError, array, bytestring, head, mapping, uin
 _DEEPEST = 300
 _SMALL, _SMALL_END, _MORE, _MORE_END, _GENERAL = 121, 127, 1280, 1400, 102
 _POSITIVE, _NEGATIVE = 2, 3  # tags of numbers of any size
+_Read = Callable[[bytes, int, int], tuple[Any, int]]  # from bytes, a place and the depth to a value and its end
 _KINDS = ("sig", "all", "any", "atLeast", "after", "before")
 
 
@@ -30,7 +32,7 @@ def native_json(raw: bytes) -> Any:
     return _whole(raw, _native)
 
 
-def _whole(raw: bytes, read: Any) -> Any:
+def _whole(raw: bytes, read: _Read) -> Any:
     try:
         found, end = read(raw, 0, 0)
     except IndexError:
@@ -54,7 +56,7 @@ def _datum(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
         data, at = bytestring(raw, at)
         return {"bytes": data.hex()}, at
     if kind == 4:
-        items, at = _list(raw, at, depth)
+        items, at = _items(raw, at, depth, _datum)
         return {"list": items}, at
     if kind == 5:
         return _map(raw, at, depth)
@@ -63,16 +65,24 @@ def _datum(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
     raise CborError("not Plutus data", at)
 
 
-def _list(raw: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+def _items(raw: bytes, at: int, depth: int, read: _Read) -> tuple[list[Any], int]:
+    """Return the members of an array, each one level deeper."""
     count, at = array(raw, at)
     items = list[Any]()
     while count:
         if count < 0 and raw[at] == BREAK:
             return items, at + 1
-        item, at = _datum(raw, at, depth + 1)
+        item, at = read(raw, at, depth + 1)
         items.append(item)
         count -= 1
     return items, at
+
+
+def _closed(raw: bytes, at: int, count: int) -> int:
+    """Return where an array ends whose members were read; one of indefinite length (-1) ends with a break."""
+    if count < 0 and raw[at] != BREAK:
+        raise CborError("an array is longer than it should be", at)
+    return at + (count < 0)
 
 
 def _map(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
@@ -98,12 +108,11 @@ def _tagged(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
     if tag == _GENERAL:
         count, inside = array(raw, inside)
         constructor, inside = uint(raw, inside)
-        fields, end = _list(raw, inside, depth)
-        if count < 0:
-            end += 1
+        fields, end = _items(raw, inside, depth, _datum)
+        end = _closed(raw, end, count)
     elif _SMALL <= tag <= _SMALL_END or _MORE <= tag <= _MORE_END:
         constructor = tag - _SMALL if tag <= _SMALL_END else tag - _MORE + 7
-        fields, end = _list(raw, inside, depth)
+        fields, end = _items(raw, inside, depth, _datum)
     else:
         raise CborError(f"Plutus data with tag {tag}", at)
     return {"constructor": constructor, "fields": fields}, end
@@ -123,19 +132,7 @@ def _native(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
     elif kind < 4:
         if kind == 3:
             native["required"], at = uint(raw, at)
-        native["scripts"], at = _natives(raw, at, depth)
+        native["scripts"], at = _items(raw, at, depth, _native)
     else:
         native["slot"], at = uint(raw, at)
-    return native, at + (count < 0)
-
-
-def _natives(raw: bytes, at: int, depth: int) -> tuple[list[Any], int]:
-    count, at = array(raw, at)
-    scripts = list[Any]()
-    while count:
-        if count < 0 and raw[at] == BREAK:
-            return scripts, at + 1
-        script, at = _native(raw, at, depth + 1)
-        scripts.append(script)
-        count -= 1
-    return scripts, at
+    return native, _closed(raw, at, count)

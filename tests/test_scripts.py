@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.canonical import encode
-from formats.cbor import MAX_OPEN
+from formats.cbor import MAX_OPEN, CborError
+from formats.plutus import datum_json, native_json
 from formats.scripts import hash_of_reference
 
 ALWAYS = bytes.fromhex("4d01000033222220051200120011")  # the shortest Plutus script that always succeeds
@@ -80,3 +81,45 @@ def test_canonical_form_is_that_of_another_encoder(value: object) -> None:
 def test_values_without_a_canonical_form_are_refused() -> None:
     with pytest.raises(TypeError, match="NoneType"):
         encode([None])
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ("d87980", {"constructor": 0, "fields": []}),
+        ("d8799f01ff", {"constructor": 0, "fields": [{"int": 1}]}),
+        ("d9050080", {"constructor": 7, "fields": []}),
+        ("d8668218638101", {"constructor": 99, "fields": [{"int": 1}]}),
+        ("d8669f18639f01ffff", {"constructor": 99, "fields": [{"int": 1}]}),
+        ("a10141ff", {"map": [{"k": {"int": 1}, "v": {"bytes": "ff"}}]}),
+        ("bf2041ffff", {"map": [{"k": {"int": -1}, "v": {"bytes": "ff"}}]}),
+        ("82c243010000c340", {"list": [{"int": 65536}, {"int": -1}]}),
+    ],
+)
+def test_plutus_data_as_json(raw: str, expected: object) -> None:
+    assert datum_json(bytes.fromhex(raw)) == expected
+
+
+def test_native_scripts_as_json() -> None:
+    key = {"type": "sig", "keyHash": "3c07030e36bfffe67e2e2ec09e5293d384637cd2f004356ef320f3fe"}
+    limits = [{"type": "after", "slot": 100}, {"type": "before", "slot": 150}]
+    assert native_json(NATIVE) == {"type": "all", "scripts": [key, *limits]}
+    assert native_json(b"\x9f" + NATIVE[1:] + b"\xff") == native_json(NATIVE)
+    with pytest.raises(CborError, match="an array is longer"):
+        native_json(b"\x9f" + NATIVE[1:] + b"\x00")
+
+
+@pytest.mark.parametrize(
+    ("raw", "what"),
+    [
+        ("d8669f1863810102", "byte 7: an array is longer"),
+        ("d8788080", "tag 120"),
+        ("f6", "not Plutus data"),
+        ("0101", "more follows"),
+        ("82", "cut short"),
+        ("81" * 400 + "80", "nested more than 300 deep"),
+    ],
+)
+def test_what_is_no_plutus_data(raw: str, what: str) -> None:
+    with pytest.raises(CborError, match=what):
+        datum_json(bytes.fromhex(raw))
