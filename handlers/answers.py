@@ -94,6 +94,14 @@ class MmrRoot(Struct, frozen=True, kw_only=True):
     root: Annotated[Hash, Meta(description="over size, output_root and bitmap_root")]
 
 
+class HistoryStatus(Struct, frozen=True, kw_only=True):
+    """The index `history`."""
+
+    from_height: Annotated[int, Meta(description="height of the first block whose transactions are all in it")]
+    entries: Annotated[int, Meta(description="one for each transaction and each address that it touches")]
+    bytes: Annotated[int, Meta(description="of these entries on disk")]
+
+
 class UtxoStatus(Struct, frozen=True, kw_only=True):
     """The UTXO store."""
 
@@ -108,6 +116,7 @@ class UtxoStatus(Struct, frozen=True, kw_only=True):
     indexes: list[str]
     rows: dict[str, int]
     mmr: MmrRoot | None
+    history: Annotated[HistoryStatus | None, Meta(description="null where the index is not kept")]
 
 
 class StorageStatus(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from handlers.answers import HistoryStatus
 from handlers.boundary import NoIndex, Sum
 from handlers.snapshot import Snapshot
 from handlers.walk import PLACE
@@ -112,6 +113,16 @@ def history_begins_at(shot: Snapshot) -> int | None:
         return None
     lowest = min(max(first, 1), shot.state.tip)
     return shot.block(lowest).height if lowest else 0
+
+
+def history_status(shot: Snapshot) -> HistoryStatus | None:
+    """Return how far back the index `history` reaches, and how large it is; None without it."""
+    begins = history_begins_at(shot)
+    if begins is None:
+        return None
+    index = shot.stored.index(touches.KIND)
+    entries = sum(run.entries for run in index.runs)
+    return HistoryStatus(from_height=begins, entries=entries, bytes=entries * index.dtype.itemsize)
 
 
 def unspent(shot: Snapshot, key: bytes) -> Iterator[list[ScriptOutput]]:

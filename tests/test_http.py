@@ -310,6 +310,7 @@ def test_the_status(told: Asked) -> None:
     assert (utxo["prune_depth"], utxo["rollback_window"], utxo["rollback_floor"]) == (2160, 4320, None)
     assert utxo["indexes"] == ["address_hash", "payment_credential"]
     assert utxo["rows"]["history_block"] == 3 and utxo["rows"]["history_output"] >= 1
+    assert utxo["history"] is None
     assert status["storage"]["bytes_used"] > 0
 
 

@@ -52,6 +52,12 @@ def test_every_transaction_is_listed_long_after(told: Asked) -> None:
     assert told.get(f"/api/v1/addresses/{address('nobody').hex()}/transactions") == []
 
 
+def test_the_status_says_how_far_and_how_large_the_index_is(told: Asked) -> None:
+    index = told.get("/api/v1/status")["utxo"]["history"]
+    assert index == {"from_height": 1, "entries": 7, "bytes": 7 * 16}  # three transactions touch two addresses
+    assert "from height 1 on, 7 entries, 112.0 B" in utxod(told.daemon, "status").out
+
+
 def test_pages_go_on_by_cursor_and_by_number(told: Asked) -> None:
     _, txids = story()
     for order, expected in (("asc", txids), ("desc", txids[::-1])):

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from daemon.readers import OldReader
-from handlers.answers import ChangeLogStatus, MmrRoot, TipAnswer
+from handlers.answers import ChangeLogStatus, HistoryStatus, MmrRoot, TipAnswer
 from handlers.prune_report import PrunerJob
 from handlers.readiness import Readiness
 
@@ -73,6 +73,7 @@ class StoreReport(Struct, frozen=True, kw_only=True):
     rows: dict[str, int]
     store: str
     mmr: MmrRoot | None
+    history: HistoryStatus | None
     bytes_used: int
     map_size: int
     disk_free: int
@@ -148,6 +149,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ("change log", _log(store.change_log)),
         *([("oldest reader", _reader(daemon.oldest_reader))] if daemon.oldest_reader else []),
         ("indexes", ", ".join(store.indexes) or "–"),
+        *([("history", _history(store.history))] if store.history else []),
         ("rows", rows or "–"),
     ]
 
@@ -159,6 +161,10 @@ def _point(point: TipAnswer | None) -> str:
 def _log(log: ChangeLogStatus) -> str:
     kept = f"sequences {log.oldest:,} to {log.newest:,}" if log.newest >= log.oldest else "empty"
     return f"{kept}, {_size(log.bytes)}"
+
+
+def _history(index: HistoryStatus) -> str:
+    return f"from height {index.from_height:,} on, {index.entries:,} entries, {_size(index.bytes)}"
 
 
 def _reader(old: OldReader) -> str:

@@ -24,6 +24,7 @@ from handlers.events import Hello, Welcome
 from handlers.proofs import mmr_root
 from handlers.prune_report import PrunerJob, pruner_jobs
 from handlers.readiness import blocks_behind, readiness
+from handlers.script_history import history_status
 from storage.blobs import Files, open_blobs
 from storage.change_log import LogStore
 from storage.errors import BlobFailed
@@ -144,6 +145,7 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             rows=table_rows(store.disk, shot.txn),
             store=store.kind,
             mmr=mmr_root(shot),
+            history=history_status(shot),
             bytes_used=store.disk.used(),
             map_size=numbers.map_size if numbers else store.disk.map_size(),
             disk_free=shutil.disk_usage(place).free,

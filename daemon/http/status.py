@@ -15,6 +15,7 @@ from daemon.http.reply import answer
 from handlers.answers import ChainStatus, Status, StorageStatus, UtxoStatus, change_log_status, table_rows, to_tip
 from handlers.proofs import mmr_root
 from handlers.query import Query, Snapshot
+from handlers.script_history import history_status
 from storage.change_log import LogStore
 from storage.windows import Windows
 
@@ -65,6 +66,7 @@ class StatusRoute:
                 indexes=shot.boundary.indexes,
                 rows=table_rows(store.disk, shot.txn),
                 mmr=mmr_root(shot),
+                history=history_status(shot),
             ),
             storage=StorageStatus(bytes_used=store.disk.used(), map_size=store.disk.map_size()),
             change_log=change_log_status(LogStore(store.disk), shot.txn),
