@@ -130,6 +130,8 @@ class Numbers(Struct):
         blocks, transactions, created, spent, deleted = 0, self.transactions, self.created, self.spent, 0
         for fact in facts:
             match fact:
+                case TxStatusChanged(status=status):
+                    deleted += status == "pruned"
                 case BlockCommitted():
                     blocks += 1
                     self.transactions += fact.txs
@@ -144,8 +146,6 @@ class Numbers(Struct):
                     self.pruned_transactions += fact.transactions
                     self.pruned_undo_records += fact.undo_records
                     self.pruned_mmr_nodes += fact.mmr_nodes
-                case TxStatusChanged(status="pruned"):
-                    deleted += 1
         if deleted:
             self.batches["cleanup"].observe(deleted, BOUNDS)
         if blocks:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Literal, TypeVar, cast
 
-import msgspec
+from msgspec.structs import force_setattr
 
 from handlers.causes import (
     AnyCause,
@@ -93,10 +93,10 @@ class ChangeLog:
 
         self.written = []
         done = self.store.disk.write(logged)
-        facts_of_this, self.facts = self.facts, []
-        facts = [*facts_of_this, *(self._elsewhere.popleft() for _ in range(elsewhere))]
-        durable = [msgspec.structs.replace(fact, sequence=n) for n, fact in enumerate(facts, first)]
-        self.written = durable[: len(facts_of_this)]
+        self.written, self.facts = self.facts, []
+        durable = [*self.written, *(self._elsewhere.popleft() for _ in range(elsewhere))]
+        for n, fact in enumerate(durable, first):
+            force_setattr(fact, "sequence", n)  # in half the time of a copy
         if durable:
             self._durable.append(durable)
         return done

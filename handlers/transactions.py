@@ -8,7 +8,7 @@ the same, and a record is made of it when an operation needs one. A ghost gets i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import time
 
@@ -106,8 +106,7 @@ class TxView:
 
     def record(self, txid: bytes) -> Record | None:
         """Return the record of a transaction, or that of a ghost; None for one that only the chain knows."""
-        held = self.pooled(txid)
-        return None if held is None else held.record
+        return None if (held := self.pooled(txid)) is None else held.record
 
     def _ghost_record(self, ghost: Ghost) -> Record:
         claimed = [index for index, by in self.rows.claims(ghost.txid, 0).items() if by != FROZEN]
@@ -126,10 +125,11 @@ class TxView:
             name = name_of(self.ghosts, self.txn, held.ghost, index)
         else:
             name = self.rows.name(txid, record, number, slot)
-            by = None if name is None else self.rows.claim(txid, number, slot)
-            return page, number, slot, name if name is None or by is None else name[:HASH] + by
-        by = None if name is None else self.claimed(txid, slot)
-        return page, number, slot, name if name is None or by is None else name[:HASH] + by
+        if name is None:
+            return page, number, slot, None
+        own = held.chain_tx is None and held.ghost is None
+        by = self.rows.claim(txid, number, slot) if own else self.claimed(txid, slot)
+        return page, number, slot, name if by is None else name[:HASH] + by
 
     def claimed(self, txid: bytes, index: int) -> bytes | None:
         """Return the claim on an output of a transaction that has no record."""
@@ -141,8 +141,7 @@ class TxView:
 
     def row(self, outpoint: OutPoint) -> bytes | None:
         """Return what the slot of an output says."""
-        held = self.get(outpoint[0])
-        return None if held is None else self.slot(held, outpoint[1])[3]
+        return None if (held := self.get(outpoint[0])) is None else self.slot(held, outpoint[1])[3]
 
     def slots(self, txid: bytes, page: int = 0) -> Iterator[tuple[int, bytes]]:
         """Yield the slots of a page of a record or a ghost; of a transaction of the chain those that are claimed."""
@@ -362,11 +361,12 @@ class TxView:
 
     # --- writing -------------------------------------------------------------------------------------------------
 
-    def read_ahead(self, txids: Iterable[bytes], outpoints: Iterable[OutPoint]) -> None:
+    def read_ahead(self, txids: Iterable[bytes], outpoints: Collection[OutPoint]) -> None:
         """Read at once what will be asked for."""
         self.rows.read_ahead(txids, ())
         record, absent = self.rows.record, self.chain.absent  # nobody has claimed of what is not known
-        self.rows.read_ahead((), [each for each in outpoints if record(each[0]) or not absent(each[0])])
+        known = {txid for txid in {each[0] for each in outpoints} if record(txid) or not absent(txid)}
+        self.rows.read_ahead((), [each for each in outpoints if each[0] in known])
 
     def flush(self) -> None:
         """Write what was changed, indexes and totals with it; whoever walks through a table does this before."""

@@ -249,15 +249,17 @@ class Turns:
             if self.chain.view is not before:  # there was something to store
                 self._timings.append(("commit", monotonic() - began))
                 self.pace.learn(monotonic() - began)
+            ready, tip = self._ready, self.chain.tip
             for delivery, seq, answers in self._waiting:
-                self._ready += answers if isinstance(answers, list) else self._answers(delivery, seq, answers)
+                if isinstance(answers, list):
+                    ready += answers
+                elif answers.refused is not None:
+                    ready += refuse(delivery, seq, answers.refused)
+                elif seq is not None:
+                    acknowledged = Ack(seq=seq, status=answers.status, tip=tip, evicted=answers.evicted)
+                    ready.append(Answer(delivery.sender, acknowledged))
         self._waiting.clear()
         self.pace.begin()
-
-    def _answers(self, delivery: Delivery, seq: int | None, order: Order) -> list[Answer]:
-        if order.refused is not None:
-            return refuse(delivery, seq, order.refused)
-        return acknowledge(delivery, seq, order.status, self.chain.tip, evicted=order.evicted)
 
     def finish(self) -> Committed:
         """Commit, and return what is true now."""

@@ -64,9 +64,9 @@ class PoolRows:
     def read_ahead(self, txids: Iterable[bytes], outputs: Iterable[OutPoint]) -> None:
         """Read records, and claims on first pages, that will be asked for."""
         wanted = {txid for txid in txids if txid not in self._records}
-        found = self.pool.records(self.txn, wanted)
-        for txid in wanted:
-            self._take_in(txid, found.get(txid))
+        self._records.update(dict.fromkeys(wanted))
+        for txid, record in self.pool.records(self.txn, wanted).items():
+            self._take_in(txid, record)
         wanted_claims = sorted({claim_key(txid, 0, index) for txid, index in outputs}.difference(self._claims))
         self._claims.update(dict.fromkeys(wanted_claims))
         self._claims.update(self.txn.cursor(self.pool.claim).getmulti(wanted_claims))
