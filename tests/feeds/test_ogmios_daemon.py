@@ -1,28 +1,28 @@
 """A real daemon fed from a server: whatever happens on the way, in the end it has what the chain has."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from daemons import Daemon, environment, home, running
+from cardano_runs import expected_rows
+from daemons import Daemon, environment, running
 from msgspec.structs import replace
 from ogmios_messages import Json
 from ogmios_server import Chain, OgmiosServer, Troubles, chain_from, chain_of, serving
-from plain_set import PlainSet, number
-from real_data import lines, need, rows
+from plain_set import number
+from real_data import lines, need
 from test_ogmios_blocks import made_output, made_tx
 from test_ogmios_chain import blocks
 
 from feeds.cardano.chunks import read_chain
 from feeds.cardano.eras import PREVIEW
 from handlers import wire
-from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output
+from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, Output
 
 GENESIS = "cardano/preview-genesis-100"
+RUN = "cardano/preview-babbage-52558"
 CHAIN = {"family": "cardano", "network": "preview"}
 PREVIEW_ONLY = ("--network", "preview")
 
@@ -48,74 +48,41 @@ def acc(export: list[str]) -> str:
     return f"{total % 2**256:064x}"
 
 
-def expected(run: str, height: int) -> Json:
-    """Return what is expected after a block."""
-    return next(
-        row for row in rows(need(f"expected/{run.replace('/', '-')}.blocks.jsonl.xz")) if row["height"] == height
-    )
-
-
 def assert_expected(daemon: Daemon, run: str, height: int) -> None:
-    row, export = expected(run, height), daemon.export()
+    (row,) = (row for row in expected_rows(run) if row["height"] == height)
+    export = daemon.export()
     assert (len(export), acc(export)) == (row["utxo_count"], row["acc"])
     assert daemon.status()["tip"]["hash"] == row["hash"]
     daemon.assert_sound()
 
 
-class Stretch(NamedTuple):
-    """Blocks from the middle of a chain in which transactions fail, and the outputs that they spend."""
-
-    run: str
-    blocks: list[BlockApplied]
-    live: dict[OutPoint, Output]
-
-
-def coins_in(file: str) -> PlainSet:
-    coins = PlainSet()
-    for line in lines(need(file)):
-        txid, index, value, address = line.split(",")
-        coins.coins[bytes.fromhex(txid), int(index)] = Output(bytes.fromhex(address), int(value))
-    return coins
-
-
-@pytest.fixture(scope="module")
-def stretch() -> Stretch:
-    run = "cardano/preview-babbage-52558"
-    return Stretch(run, list(read_chain(need(run), PREVIEW)), coins_in(f"{run}/prevouts.csv.xz").coins)
-
-
-def before(stretch: Stretch) -> BlockApplied:
-    """Return a block without transactions in the place of the one before the stretch."""
-    first = stretch.blocks[0]
+@pytest.fixture
+def stretch() -> list[BlockApplied]:
+    """Return an empty block and those after it, from the middle of a chain; some of their transactions fail."""
+    first, *others = read_chain(need(RUN), PREVIEW)
     assert first.slot is not None and first.prev_hash is not None
     place = {"height": first.height - 1, "slot": first.slot - 1, "hash": first.prev_hash, "prev_hash": bytes(32)}
-    return replace(first, txs=[], **place)
-
-
-@pytest.fixture(scope="module")
-def begun(stretch: Stretch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a daemon that has what is live before the first block, and the block there."""
-    seed = GenesisOutputs(outputs=[GenesisOutput(*point, output) for point, output in stretch.live.items()])
-    folder = tmp_path_factory.mktemp("begun")
-    (folder / "begin").write_bytes(wire.encode(seed, "frames") + wire.encode(before(stretch), "frames"))
-    with running(folder, chain=CHAIN) as daemon:
-        feed(daemon, "file", folder / "begin")
-        assert daemon.term() == 0
-    return folder
+    return [replace(first, txs=[], **place), first, *others]
 
 
 @pytest.fixture
-def daemon(begun: Path, tmp_path: Path) -> Iterator[Daemon]:
-    """Give a daemon of its own that begins there."""
-    with home(tmp_path, chain=CHAIN) as daemon:
-        shutil.copytree(begun / "data", tmp_path / "data")
-        daemon.start()
+def daemon(stretch: list[BlockApplied], tmp_path: Path) -> Iterator[Daemon]:
+    """Give a daemon that has the empty block, and the outputs that the others spend."""
+    seeds = list[GenesisOutput]()
+    for line in lines(need(f"{RUN}/prevouts.csv.xz")):
+        txid, index, value, address = line.split(",")
+        seeds.append(GenesisOutput(bytes.fromhex(txid), int(index), Output(bytes.fromhex(address), int(value))))
+    (tmp_path / "begin").write_bytes(
+        wire.encode(GenesisOutputs(outputs=seeds), "frames") + wire.encode(stretch[0], "frames")
+    )
+    with running(tmp_path, chain=CHAIN) as daemon:
+        feed(daemon, "file", tmp_path / "begin")
         yield daemon
 
 
-def test_a_stretch_of_preview(daemon: Daemon, stretch: Stretch) -> None:
-    last = stretch.blocks[-1].height
-    with serving(chain_from([before(stretch), *stretch.blocks])) as server:
+def test_a_stretch_of_preview(daemon: Daemon, stretch: list[BlockApplied]) -> None:
+    last = stretch[-1].height
+    with serving(chain_from(stretch)) as server:
         kills = {"daemon": 0, "feeder": 0}
         process: subprocess.Popen[bytes]
 
@@ -140,7 +107,7 @@ def test_a_stretch_of_preview(daemon: Daemon, stretch: Stretch) -> None:
         assert all(kills.values()) and {"back", "drop"} <= set(troubles.happened), troubles.happened
     assert daemon.term() == 0
     assert "rolled_back" in daemon.events()
-    assert_expected(daemon, stretch.run, last)
+    assert_expected(daemon, RUN, last)
 
 
 def follower(daemon: Daemon, server: OgmiosServer, last: int) -> subprocess.Popen[bytes]:
