@@ -85,7 +85,7 @@ class Options(msgspec.Struct, frozen=True):
 @click.option("--work", type=click.Path(path_type=Path), help="Where stores and chains go; else a temporary folder.")
 @click.option("--peers", type=click.Path(exists=True, path_type=Path), help="Folder with a chain generator and peers.")
 @click.option(
-    "--peer", "chosen", multiple=True, type=click.Choice([*SCRIPTS]), help="Only this peer; may be said several times."
+    "--peer", "chosen", multiple=True, type=click.Choice([*SCRIPTS]), help="Only this peer; may be given several times."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def apply(

@@ -1,4 +1,4 @@
-"""`utxod bench feed`: a chain of Cardano chunk files decoded, sent to nobody, and sent to a daemon."""
+"""`utxod bench feed`: decode Cardano chunk files, and send them to a socket that acknowledges and to a daemon."""
 
 from __future__ import annotations
 

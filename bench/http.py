@@ -140,9 +140,9 @@ class Bench:
         return self._in_turn({asked.name: partial(self._ask, asked) for asked in questions})
 
     def fed(self, questions: Iterable[Asked]) -> dict[str, list[Measured]]:
-        """Ask while blocks are applied, and apply blocks while nobody asks."""
+        """Send requests while blocks are applied, and apply blocks without requests."""
         return self._in_turn(
-            {"nobody asks": partial(self._feed, None)} | {asked.name: partial(self._feed, asked) for asked in questions}
+            {"no requests": partial(self._feed, None)} | {asked.name: partial(self._feed, asked) for asked in questions}
         )
 
     def _in_turn(self, each: Mapping[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
@@ -168,13 +168,13 @@ class Bench:
 
 @click.command("http")
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(min=0.5), help="Of one measurement.")
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1), help="The median of them is told.")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1), help="The result is their median.")
 @click.option("--txs", default=2000, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
 @click.option(
     "--outputs", default=1_000_000, show_default=True, type=click.IntRange(min=0), help="Of the large address; 0: none."
 )
 @click.option("--old", default=0, show_default=True, type=click.IntRange(min=0), help="Outputs that stand already.")
-@click.option("--facades", "with_facades", is_flag=True, help="Ask Kupo's and Blockfrost's API too.")
+@click.option("--facades", "with_facades", is_flag=True, help="Measure the Kupo and Blockfrost APIs too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, with_facades: bool, as_json: bool) -> None:
     """Measure pages of 25 outputs next to a constant answer of the same server, alone and next to a busy writer.
@@ -249,7 +249,7 @@ def _against_the_constant(
             asked = [facades.paths(write(wallet), 25) for wallet in made.wallets]
             questions += [Asked(name, one, [each[name] for each in asked[:_OFTEN]], worker) for name in asked[0]]
         bench = Bench(feeder, seconds, rounds)
-        _show("nobody feeds", bench.alone(questions), as_json)
+        _show("no feeder", bench.alone(questions), as_json)
         _show("blocks are applied without pause", bench.fed(questions), as_json)
 
 

@@ -93,7 +93,7 @@ class Made:
 
 
 class Feeder:
-    """Sends new blocks without pause whenever it is told to; they are made while nobody measures."""
+    """Sends new blocks without pause on request; they are made outside of the measurements."""
 
     def __init__(self, path: Path, made: Made, txs: int) -> None:
         self._made, self._txs = made, txs

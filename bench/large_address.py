@@ -21,7 +21,7 @@ _ASKING_S = 3.0
 
 
 class Giant(Struct, frozen=True):
-    """What was found, in the order in which it is told."""
+    """What was found, in the order of the output."""
 
     outputs: int
     page_ms: float  # of small addresses, each asked for the first time

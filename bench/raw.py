@@ -15,7 +15,7 @@ _BEGAN, _SPACING_S = 1_500_000_000, 600
 
 
 def transaction(inputs: Sequence[OutPoint], outputs: Sequence[Output], place: int) -> bytes:
-    """Return a transaction; one without inputs becomes a coinbase, which `place` tells from all others."""
+    """Return a transaction; one without inputs becomes a coinbase, which `place` distinguishes from all others."""
     spends = [txid + index.to_bytes(4, "little") + b"\0" + _SEQUENCE for txid, index in inputs]
     spends = spends or [_NOTHING + b"\x08" + place.to_bytes(8, "little") + _SEQUENCE]
     paid = [made.value.to_bytes(8, "little") + size(len(made.address)) + made.address for made in outputs]

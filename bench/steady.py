@@ -34,7 +34,7 @@ parent_preservation_blocks = {more}
 """
 _PAID_AT_ONCE = 20  # outputs of a transaction that makes the set
 _COUNTS = [1, 1, 2, 2, 2, 3]  # inputs of a transaction, and as many outputs
-_PER = 10_000  # blocks, that a slope is told for
+_PER = 10_000  # blocks; the unit of slopes
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ def steady(
     work: Path | None,
     as_json: bool,
 ) -> None:
-    """Feed blocks one by one on a set of constant size, and say how fast file, memory and waiting grow."""
+    """Feed blocks one by one on a set of constant size, and measure how fast file, memory and latency grow."""
     if blocks < 4 * every:
         raise click.UsageError("--blocks has to be at least four times --every: slopes are of the second half's lines")
     module = "daemon.cli" if fsync else "bench.unsynced"

@@ -12,7 +12,7 @@ from config.units import ENDPOINT
 
 
 class Http(Table, frozen=True, kw_only=True):
-    """Where questions are answered."""
+    """The read-only HTTP API."""
 
     listen: Annotated[
         str,
@@ -22,9 +22,9 @@ class Http(Table, frozen=True, kw_only=True):
         ),
     ] = "127.0.0.1:8410"
     ready_grace: Annotated[
-        Seconds, Meta(ge=0, description="Time without any feeder after which answers are not called ready any more.")
+        Seconds, Meta(ge=0, description="Time without a feeder after which answers are no longer reported as ready.")
     ] = 60.0
-    workers: Annotated[int, Meta(ge=0, le=1024, description="Processes that answer; 0 turns HTTP off.")] = 1
+    workers: Annotated[int, Meta(ge=0, le=1024, description="Number of HTTP workers; 0 disables HTTP.")] = 1
     token: Annotated[
         Secret | None,
         Meta(
@@ -61,7 +61,7 @@ class Http(Table, frozen=True, kw_only=True):
 
 
 class Kupo(Table, frozen=True, kw_only=True):
-    """Kupo's API, under /kupo: for clients that are made for it. Needs chain.family = "cardano"."""
+    """Kupo's API, under /kupo, for existing Kupo clients. Needs chain.family = "cardano"."""
 
     enabled: Annotated[bool, Meta(description="Answer Kupo's clients, under /kupo of http.listen.")] = False
     listen: Annotated[
@@ -98,7 +98,7 @@ class Blockfrost(Table, frozen=True, kw_only=True):
 
 
 class Ogmios(Table, frozen=True, kw_only=True):
-    """Ogmios' API, under /ogmios: questions about outputs are answered here, all else by upstream.ogmios."""
+    """Ogmios' API, under /ogmios: queries for outputs are answered here, everything else by upstream.ogmios."""
 
     enabled: Annotated[bool, Meta(description="Answer Ogmios' clients, under /ogmios of http.listen.")] = False
     listen: Annotated[
@@ -112,7 +112,7 @@ class Ogmios(Table, frozen=True, kw_only=True):
 
 
 class Upstream(Table, frozen=True, kw_only=True):
-    """Who is asked what the store cannot answer: protocol parameters, fees, mempool, raw bytes, submitting."""
+    """Servers for what the store does not have: protocol parameters, fees, mempool, raw bytes, submitting."""
 
     ogmios: Annotated[
         Secret | None,

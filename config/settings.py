@@ -15,13 +15,15 @@ from config.wallets import Electrum, Esplora
 
 
 class Chain(Table, frozen=True, kw_only=True):
-    """Which chain is kept."""
+    """The chain that is kept."""
 
     family: Annotated[
         Literal["cardano", "bitcoin", "raw"],
-        Meta(description="Whose rules for addresses apply; raw takes them as plain bytes."),
+        Meta(
+            description="Family of the chain, which determines the rules for addresses; raw treats them as plain bytes."
+        ),
     ] = "cardano"
-    network: Annotated[Text, Meta(description="Network, which decides how addresses are written.")] = "mainnet"
+    network: Annotated[Text, Meta(description="Network, which determines how addresses are written.")] = "mainnet"
 
 
 class Socket(Table, frozen=True, kw_only=True):
@@ -47,7 +49,7 @@ class Socket(Table, frozen=True, kw_only=True):
 
 
 class Index(Table, frozen=True, kw_only=True):
-    """By what the unspent outputs are found; each index costs space and time for every output."""
+    """Indexes of unspent outputs; each one takes space and time for every output."""
 
     address_hash: Annotated[bool, Meta(description="Find outputs by their whole address.")] = True
     payment_credential: Annotated[bool, Meta(description="Find outputs by payment credential (Cardano).")] = True
@@ -59,14 +61,14 @@ class Index(Table, frozen=True, kw_only=True):
     history: Annotated[
         bool,
         Meta(
-            description="Find the transactions that pay to an address or spend from it, also long ago; "
+            description="Find all transactions that pay to an address or spend from it; "
             "with it nothing is forgotten, so the store grows with the chain."
         ),
     ] = False
     strategy: Annotated[
         Literal["address_hash", "payment_credential", "both"] | None,
         Meta(
-            description="Sets address_hash and payment_credential at once; not together with either of them.",
+            description="Sets address_hash and payment_credential together; cannot be combined with either of them.",
             examples=["both"],
         ),
     ] = None
@@ -101,7 +103,7 @@ class Utxo(Table, frozen=True, kw_only=True):
 
 
 class Batch(Table, frozen=True, kw_only=True):
-    """How many waiting blocks share one commit; at the tip every block has its own, at once."""
+    """How many waiting blocks share a commit; at the tip every block is committed at once."""
 
     max_bytes: Annotated[Bytes, Meta(ge=1, description="Commit when the blocks to apply reach this size.")] = 64 * MIB
     max_delay_ms: Annotated[
@@ -245,8 +247,8 @@ class Recovery(Table, frozen=True, kw_only=True):
     handlers: Annotated[
         tuple[Text, ...],
         Meta(
-            description="Custom handlers, asked first: package.module:Class, or the name of an entry point in the "
-            "group utxod.recovery_handlers."
+            description="Custom handlers, called before the daemon's own sources: package.module:Class, or the name of "
+            "an entry point in the group utxod.recovery_handlers."
         ),
     ] = ()
     node_url: Annotated[
@@ -272,7 +274,7 @@ class Recovery(Table, frozen=True, kw_only=True):
     instance_id: Annotated[
         Text | None,
         Meta(
-            description="Own name of this instance in claims; by default host name and process id.",
+            description="Name of this instance in claims; by default host name and process id.",
             examples=["utxod-1"],
         ),
     ] = None
@@ -285,7 +287,7 @@ class Storage(Table, frozen=True, kw_only=True):
         Bytes, Meta(ge=MIB, le=1 << 47, description="Size of the map at first; it grows by itself.")
     ] = GIB
     max_map_size: Annotated[
-        Bytes, Meta(ge=MIB, le=1 << 47, description="Where growing ends; then the store is full.")
+        Bytes, Meta(ge=MIB, le=1 << 47, description="Largest size of the map; then the store is full.")
     ] = TIB
 
 
@@ -311,14 +313,14 @@ class Store(Table, frozen=True, kw_only=True):
 
 
 class Log(Table, frozen=True, kw_only=True):
-    """What is written to standard error."""
+    """The log on standard error."""
 
     format: Annotated[
         Literal["auto", "json", "text"],
         Meta(description="One JSON object a line, or readable colours; auto is JSON unless on a terminal."),
     ] = "auto"
     level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="The least important lines that are written.")
+        Literal["debug", "info", "warning", "error"], Meta(description="The lowest level that is written.")
     ] = "info"
 
 

@@ -1,4 +1,4 @@
-"""The tables of the protocols that Bitcoin wallets speak."""
+"""The tables of the protocols of Bitcoin wallets."""
 
 from __future__ import annotations
 

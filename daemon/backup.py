@@ -28,17 +28,17 @@ _S3 = "blobs are in {}: keep deleted objects there for as long as backups are to
 
 
 class Stalled(StoreError):
-    """Nobody takes the backup any more."""
+    """The backup is not read any more."""
 
     def __init__(self, after_s: float) -> None:
         super().__init__(
-            f"standard output: nobody has read it for {after_s:g} s (store.max_reader_age): the backup was ended, "
+            f"standard output: it was not read for {after_s:g} s (store.max_reader_age): the backup was ended, "
             "because the store grows while it is copied"
         )
 
 
 class Output(io.RawIOBase):
-    """Standard output that takes everything, or fails when nobody has read any of it for a while."""
+    """Standard output that takes everything, or fails when none of it was read for a while."""
 
     def __init__(self, descriptor: int, patience_s: float) -> None:
         self._descriptor, self._patience_s = descriptor, patience_s
@@ -51,7 +51,7 @@ class Output(io.RawIOBase):
         """Write all of it.
 
         Raises:
-            Stalled: nobody reads.
+            Stalled: the output is not read.
         """
         left = memoryview(data)  # type: ignore[arg-type]  # what io calls a ReadableBuffer
         size = left.nbytes

@@ -22,7 +22,7 @@ Follower = Callable[[Sequence[Fact]], None]
 
 
 class Bus:
-    """Who takes which messages, and who is told of which facts."""
+    """Which consumers receive which messages and facts."""
 
     def __init__(self, take: Callable[[], Sequence[Fact]] = tuple) -> None:
         """Connect to the change log; `take` returns the facts that have become durable since it was called last."""

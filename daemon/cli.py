@@ -43,7 +43,7 @@ from daemon.sink import hold_standard_descriptors, redirect_stderr
 @click.version_option(VERSION, prog_name="utxod")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Keep the set of unspent outputs of a chain node."""
+    """Keep the set of unspent outputs of a blockchain."""
     hold_standard_descriptors()
     context.obj = context.obj or Context(None)
 
@@ -86,7 +86,7 @@ def _refuse_a_surprise(config: Config, path: Path | None) -> None:
 @socket_option
 @config_option
 def feed(socket: Path | None) -> None:  # noqa: ARG001 -- the feeds read it from the context
-    """Turn a chain into events and send them to the daemon."""
+    """Read a chain from a node or files, and send its blocks to the daemon."""
     redirect_stderr(lambda lines, _: f"{lines} lines are missing here: standard error did not take them")
 
 
@@ -97,10 +97,10 @@ def _events(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
 @main.command()
 @config_option
 @socket_option
-@click.option("--event", "events", multiple=True, help="Only these; may be given again.", shell_complete=_events)
+@click.option("--event", "events", multiple=True, help="Only this type; may be repeated.", shell_complete=_events)
 @click.option("--log", type=click.Path(exists=True, dir_okay=False, allow_dash=True), help="Follow a log file instead.")
 @click.option(
-    "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Lines of --log to begin with."
+    "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Earlier lines of --log to print."
 )
 @click.option("--from", "first", type=click.IntRange(min=0), help="Begin with the fact of this sequence.")
 @json_option("One JSON object a line, as the daemon sent it.")
@@ -133,7 +133,7 @@ def tail(
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that teaches SHELL to complete `utxod`.
+    """Print the completion script of `utxod` for SHELL.
 
     \b
     bash   utxod completion bash > ~/.local/share/bash-completion/completions/utxod
@@ -229,7 +229,7 @@ def reindex(context: click.Context, records: bool) -> None:
 
 @main.command()
 @config_option
-@click.option("--workers", type=click.IntRange(1, 1024), help="Processes; else http.workers.")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Number of processes; by default http.workers.")
 @click.option("--inherit", type=(str, int), hidden=True, help="Listening descriptors, and whose they are.")
 @click.pass_context
 def serve(context: click.Context, workers: int | None, inherit: tuple[str, int] | None) -> None:
@@ -253,7 +253,7 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[str, int] 
 
 @main.group(cls=BenchGroup)
 def bench() -> None:
-    """Measure utxod, next to its peers in the same run.
+    """Measure utxod, and other systems in the same run.
 
     It needs packages that the daemon does not: pip install 'utxod[bench]'
 

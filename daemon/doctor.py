@@ -1,4 +1,4 @@
-"""What usually goes wrong around a daemon: each check looks at one thing, and says what to do about it."""
+"""Checks for common problems around a daemon: each examines one thing and gives advice."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _last_block(config: Config, path: Path) -> Finding:
         return Finding("last block", "ok", f"height {height:,}, {age / 60:,.0f} min old")
     welcome, _ = ask(path)
     fed = welcome is not None and welcome.feeder_away_s == 0
-    advice = "wait until it has caught up" if fed else "no feed is connected: look at its log, or start one"
+    advice = "wait until it has caught up" if fed else "no feed is connected: see its log, or start one"
     return Finding("last block", "warning", f"height {height:,}, {age / 3600:,.1f} h old", advice)
 
 

@@ -40,7 +40,7 @@ class FinalStatusReporter:
         """Take the tables, the log, how it is published, the way to the writer's thread, and the height of the tip."""
         self._storage, self._changes, self._publish, self._writer, self._tip = storage, changes, publish, writer, tip
         self._logged: set[tuple[bytes, Status]] = set()  # the log has them, or will with the next write
-        self._first = True  # an earlier life may have told of rows that are still marked
+        self._first = True  # an earlier process may have published rows that are still marked
         self._wakeup = Wakeup()
 
     def notify(self) -> None:

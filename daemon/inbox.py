@@ -35,7 +35,7 @@ class Budget:
         self._giants_waiting = FairQueue[anyio.Event]()
 
     def take(self, size: int) -> bool:
-        """Reserve space if there is some, and nobody waits for it."""
+        """Reserve space if there is some, and no client waits for it."""
         waiting = self._giants_waiting if size > self.capacity else self._waiting
         if not waiting and self._fits(size):
             self._take(size)

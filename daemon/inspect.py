@@ -138,7 +138,7 @@ def _whole(open_it: Callable[[Config], _T], config: Config) -> _T:
 
 
 def export(config: Config, form: str, expect: Callable[[int], object] = lambda _: None) -> Iterator[bytes]:
-    """Yield the live set in chain order, some thousand lines at a time. `expect` is told about how many there are.
+    """Yield the live set in chain order, some thousand lines at a time. `expect` is called with their estimated number.
 
     Raises:
         ChainMoved: it can't be completed.

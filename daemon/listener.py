@@ -199,7 +199,7 @@ def admins(configured: tuple[int, ...]) -> frozenset[int]:
 
 
 def hidden_users(uids: Iterable[int], uid_map: str) -> list[int]:
-    """Return the users that a user namespace does not show: all of them look alike to a process inside of it."""
+    """Return the users that a user namespace does not show: a process inside of it cannot distinguish them."""
     ranges = [tuple(map(int, line.split())) for line in uid_map.splitlines()]
     return [uid for uid in uids if not any(first <= uid < first + length for first, _, length in ranges)]
 

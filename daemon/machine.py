@@ -1,4 +1,4 @@
-"""Checks of `utxod doctor` that look at the machine: versions, clock, limits, the data folder and its disk."""
+"""Checks of `utxod doctor` of the machine: versions, clock, limits, the data folder and its disk."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def open_files() -> Finding:
 
 
 def data_folder(config: Config) -> Finding:
-    """Whether the data folder belongs to one user, and to nobody else."""
+    """Whether the data folder belongs to one user, and to no other user."""
     place = config.data_dir
     if not place.exists():
         above = next(parent for parent in place.absolute().parents if parent.exists())
@@ -120,7 +120,7 @@ def _there(config: Config) -> Path:
 
 
 def space(config: Config) -> Finding:
-    """Room on the disk, which has to be a local one."""
+    """Free space on the disk, which has to be a local one."""
     place = _there(config)
     free, path, kind = shutil.disk_usage(place).free, folder(config) / "data.mdb", _filesystem(place)
     used = path.stat().st_size if path.exists() else 0
@@ -128,10 +128,10 @@ def space(config: Config) -> Finding:
     if kind in _NETWORKED:
         return Finding("disk", "wrong", f"{place} is on {kind}", "LMDB needs a local disk: move the data folder")
     if free < max(_GIB, used // 10):
-        return Finding("disk", "wrong", detail, "make room: when the disk is full, blocks are refused")
+        return Finding("disk", "wrong", detail, "free some space: when the disk is full, blocks are refused")
     if free < used:
         return Finding(
-            "disk", "warning", detail, "`utxod verify` and `utxod compact` need room for a copy of the store"
+            "disk", "warning", detail, "`utxod verify` and `utxod compact` need space for a copy of the store"
         )
     return Finding("disk", "ok", detail)
 

@@ -186,7 +186,7 @@ def _pass(tx_blocks: TxBlocks) -> int:
 
     while txids := tx_blocks.changes.write(step):
         tx_blocks.settle()
-        tx_blocks.changes.take()  # nobody listens
+        tx_blocks.changes.take()  # there are no listeners
         seen, after = seen + len(txids), txids[-1] + b"\xff" * 9
         repaired += tx_blocks.take_repaired()
         log.info("records_checked", transactions=seen, repaired=repaired)

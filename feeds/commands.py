@@ -17,12 +17,14 @@ from handlers.events import ChainName
 
 @click.group()
 def feed() -> None:
-    """Turn a chain into events and send them to the daemon."""
+    """Read a chain from a node or files, and send its blocks to the daemon."""
 
 
 @feed.command("file")
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--chain", metavar="FAMILY/NETWORK", help="Whose events these are: a daemon of another chain is refused.")
+@click.option(
+    "--chain", metavar="FAMILY/NETWORK", help="The chain of these events: a daemon of another chain is refused."
+)
 @options
 @click.pass_obj
 def from_file(socket: Path, /, source: str, chain: str | None, **shared: Any) -> None:

@@ -17,7 +17,7 @@ from storage.rows import unpack
 
 
 class ReassignedAudit:
-    """What is said of reassigned outputs."""
+    """Checks of reassigned outputs."""
 
     def __init__(self, pool: Pool, chain: MinedStore, contradict: Callable[[str], None]) -> None:
         self._pool, self._chain, self._contradict = pool, chain, contradict

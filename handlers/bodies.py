@@ -36,7 +36,7 @@ def body(output: Output, *, collateral_return: bool = False) -> bytes:
 
 
 def names(txid: bytes, outputs: Iterable[Output], first: int = 0) -> list[bytes]:
-    """Return the names of outputs, the first of which has a number; those that nobody can spend have none."""
+    """Return the names of outputs, the first of which has a number; unspendable ones have none."""
     return [
         output_hash(txid, index, body(output)) if output.spendable and (output.value or kept(output)) else NO_NAME
         for index, output in enumerate(outputs, first)

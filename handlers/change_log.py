@@ -186,7 +186,7 @@ def check(store: LogStore, txn: Txn, sequence: int) -> None:
 
 def _to_row(fact: Fact) -> stored.Fact:
     match fact:
-        case TxStatusChanged():  # first: a rollback tells of thousands
+        case TxStatusChanged():  # first: a rollback has thousands of them
             return stored.TxFact(fact.txid, fact.status, fact.height, *_cause(fact.cause))
         case BlockCommitted():
             counts = fact.txs, fact.created, fact.spent, fact.missing_inputs

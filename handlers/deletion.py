@@ -198,7 +198,7 @@ class Deletion:
         return found is not None and any(view.chain.told(view.txn, found, index) is not None for index, _ in given)
 
     def _check_unmined(self, view: TxView, txid: bytes, record: Record, marks: ParentMarks) -> bool:
-        """Hold a large transaction back for a child that is unmined: looking through these is the shorter way.
+        """Hold a large transaction back for a child that is unmined: searching these takes less time.
 
         Return False if one of them can't be read: what it spends is not known then.
         """
@@ -253,9 +253,9 @@ class Deletion:
                 view.need(parent)
 
     def _parents(self, view: TxView, txid: bytes, marks: ParentMarks) -> Iterator[tuple[bytes, int, bool]]:
-        """Yield the pages of parents that have to hear of a deletion, and whether the child spends there.
+        """Yield the pages of parents that are affected by a deletion, and whether the child spends there.
 
-        A parent that is gone is not made again, and one without a record needs no marker: the chain tells.
+        A deleted parent is not created again, and one without a record needs no marker: the chain has the spend.
         """
         for parent, index in view.inputs(txid):
             record = view.record(parent)

@@ -18,8 +18,8 @@ from storage.errors import StoreFull
 
 log = structlog.get_logger("transactions")
 
-_STEPS = 200  # before the next look
-_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 5.0, 0.1  # between two looks
+_STEPS = 200  # before the next check
+_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 5.0, 0.1  # between two checks
 _CHECKS_IN_AGE = 20
 _DELETING_S = 0.02  # how long a turn deletes blobs
 
@@ -86,7 +86,7 @@ async def keep_within_age(
 
 
 async def delete_blobs_along(evictions: Evictions, wakeup: Wakeup, writer: CapacityLimiter) -> None:
-    """Delete the blobs of what was removed, until cancelled; `wakeup` rings when transactions have changed."""
+    """Delete the blobs of what was removed, until cancelled; `wakeup` is notified when transactions have changed."""
     while True:
         await wakeup.wait(_LONGEST_PAUSE_S)
         while evictions.blobs:

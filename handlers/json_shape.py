@@ -29,7 +29,7 @@ def check(raw: bytes | bytearray) -> None:
 
 
 def read(raw: bytes | bytearray) -> Any:
-    """Return a message of JSON values: byte strings are strings, and what is not said is `msgspec.UNSET`.
+    """Return a message of JSON values: byte strings are strings, and absent fields are `msgspec.UNSET`.
 
     Raises:
         msgspec.DecodeError: it has not the shape of a message.

@@ -1,4 +1,4 @@
-"""Messages about transactions: what each asks of the records, all of it or nothing, and how a refusal is said."""
+"""Messages about transactions: what each changes in the records, completely or not at all, and how it is refused."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _do(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
 
 
 def _set_mined(view: TxView, tx_blocks: TxBlocks, event: TxMined, txid: bytes) -> None:
-    """Enter a block next to the active chain, or remove it; tell what has become true by that.
+    """Enter a block next to the active chain, or remove it; publish the facts that follow.
 
     What waits for a block again claims its inputs as any other, or loses.
     """

@@ -47,7 +47,7 @@ class Owners:
 
     @property
     def nothing_reassigned(self) -> bool:
-        """Return whether nothing that is asked for was given to anybody."""
+        """Return whether none of the queried outputs was reassigned."""
         return self._store is None or (self._known and not self.given)
 
     def among(self, stored: Stored, numbers: list[int]) -> dict[int, Given]:

@@ -7,7 +7,7 @@ from storage.pool_layout import Page, Record
 
 
 class ParentMarks:
-    """What parents remember of the transactions that a step deletes; the children of a page are looked for in a set."""
+    """What parents remember of the transactions that a step deletes; the children of a page are searched in a set."""
 
     def __init__(self, view: TxView) -> None:
         self._view = view

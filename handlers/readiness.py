@@ -24,8 +24,8 @@ def readiness(
     """Return whether answers are fresh; the first reason against it counts.
 
     Answers are fresh while a daemon runs that has applied a block, a feeder is connected or left less than `grace_s`
-    ago, and the network, as far as a feeder has said, is at most ten blocks ahead. The time since the last block does
-    not count: some chains are quiet for hours.
+    ago, and the network, if its height is reported, is at most ten blocks ahead. The time since the last block does not
+    count: some chains are quiet for hours.
     """
     if not daemon:
         return Readiness("daemon_away", "the daemon does not answer on its socket")

@@ -1,6 +1,6 @@
 """Who may spend what, and when a transaction may be forgotten. Pure: records and slots go in, decisions come out.
 
-The order of the checks is part of the contract: the first that fails is what the caller hears. The master's flags
+The order of the checks is part of the contract: the first that fails is what the caller gets. The master's flags
 decide for every page.
 """
 
@@ -71,7 +71,7 @@ class TxFault(Exception):
         return rivals[0] if lost else None
 
     def entries(self) -> list[dict[str, object]]:
-        """Return what is said of each input that can't be spent."""
+        """Return the error of each input that can't be spent."""
         entries: list[dict[str, object]] = []
         for n, fault in self.inputs.items():
             entries.append({"outpoint": self.outpoints[n], "code": fault.code})

@@ -30,7 +30,7 @@ RecoveryRow = Literal["waits", "reopens", "mined", "lost", "gone"]
 class Move(NamedTuple):
     """A change of a transaction's status, for one cause; `row` is what happens to its row of the recovery tables.
 
-    A status before of None is that of a transaction of which no fact has told. No fact tells that a block has one
+    A previous status of None means that no fact about the transaction was published. No fact says that a block has one
     without a record.
     """
 
@@ -45,7 +45,7 @@ _GONE: tuple[Status | None, ...] = (None, "withdrawn", "pruned")
 _ANY: tuple[Status | None, ...] = (*_GONE, "pending", "mined", "conflicting")
 MOVES = (
     Move(Submitted, (*_GONE, "conflicting"), "pending", "held", "waits"),
-    Move(InBlock, _ANY, "mined", "kept", "mined"),  # the chain tells what it spends; `TxMined` changes no claim
+    Move(InBlock, _ANY, "mined", "kept", "mined"),  # the chain's tables have what it spends; `TxMined` changes no claim
     Move(BlockRolledBack, (*_GONE, "mined", "conflicting"), "pending", "held", "reopens"),
     Move(NoneType, ("mined",), "pending", "held", "waits"),  # `TxMined` with `unset`
     Move(Decided, ("conflicting",), "pending", "held", "waits"),
@@ -154,7 +154,7 @@ def set_locked(view: TxView, txid: bytes, *, on: bool) -> int:
 
 
 def freeze(view: TxView, outpoint: OutPoint) -> None:
-    """Let nobody spend an output.
+    """Prevent an output from being spent.
 
     Raises:
         TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `ALREADY_FROZEN`, or `SPENT`.

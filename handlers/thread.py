@@ -19,7 +19,7 @@ class _Raised:
 async def on_thread(work: Callable[[Unpack[_Args]], _T], *args: *_Args, limiter: CapacityLimiter | None = None) -> _T:
     """Return what `work` returns, or raise what it raises.
 
-    NOTE: `to_thread.run_sync` hands an exception over in a future, which refers to it; its traceback refers to the
+    NOTE: `to_thread.run_sync` passes an exception on in a future, which refers to it; its traceback refers to the
     frame that waits for the future. That is a cycle, and the frames below refer to the whole message. Here the
     exception comes as a value.
     """

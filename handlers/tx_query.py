@@ -18,7 +18,7 @@ SlotStatus = Literal["unspent", "spent", "frozen", "none"]
 
 
 class Inpoint(Struct, frozen=True):
-    """An output that a transaction spends; `value` and `script` as its sender told them, null where it did not."""
+    """An output that a transaction spends; `value` and `script` as its sender reported them, or null."""
 
     tx_hash: Hash
     output_index: int
@@ -37,7 +37,7 @@ class Reassignment(Struct, frozen=True):
 
 
 class Transaction(Struct, frozen=True, kw_only=True):
-    """A transaction's record. `has_record` is false for one that only its block tells of."""
+    """A transaction's record. `has_record` is false for one that is only in a block."""
 
     txid: Hash
     status: Status
@@ -172,7 +172,7 @@ class TxQuery:
         return inpoints(view.body(held.txid) if held.chain_tx is None else Body(list(view.spends(held))))
 
     def _frozen(self, held: Held, *, counted: bool) -> bool | None:
-        """Return whether all slots are frozen: it looks no further than to the first that is not."""
+        """Return whether all slots are frozen: it stops at the first that is not."""
         view, record, found = self._view, held.record, False
         if held.chain_tx is not None or held.ghost is not None:  # what is frozen of it accompanies
             frozen = sum(spending.frozen(row) for _, row in view.slots(held.txid))

@@ -255,7 +255,7 @@ class WaitingList:
             TooManyLooks: more was examined than may be.
         """
         if self._examined >= MOST_EXAMINED:
-            what = f"more than {MOST_EXAMINED:,} transactions, inputs and outputs would have to be looked at"
+            what = f"more than {MOST_EXAMINED:,} transactions, inputs and outputs would have to be examined"
             raise TooMuchToExamine(f"{what}: for the pages before this one, or for one package")
         if self._examined < self._turn_at:
             return False

@@ -1,4 +1,4 @@
-"""A wakeup: it tells a task that there is something new, which the task then looks up in the store."""
+"""A wakeup: it notifies a task of something new, which the task then reads from the store."""
 
 from __future__ import annotations
 

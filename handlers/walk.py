@@ -112,8 +112,8 @@ class Walk:
     """A walk along the listed outputs that live and hold the asset: each one is read before it counts.
 
     With `every` a list holds nothing else, but for two keys that share a prefix. NOTE: then the pages that are passed
-    by are counted without reading them: such keys, which nobody outside of the store can find, would make a page that
-    is asked for by its number begin too early.
+    by are counted without reading them: such keys, which cannot be computed outside of the store, would make a page
+    by number begin too early.
     """
 
     def __init__(self, listed: Iterator[Numbers], live: Live, holds: Holds, cut: Cut, *, every: bool) -> None:

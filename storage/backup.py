@@ -1,7 +1,7 @@
 """Writing a backup: the recovery tables, the blobs and the pages of one commit, each with its digest.
 
 They are copied in this order. The recovery tables remember how far they have read the change log, so they must not be
-newer than the store. A blob is written before its record and deleted with it, so blobs are copied while nobody may
+newer than the store. A blob is written before its record and deleted with it, so blobs are copied while no process may
 delete one, beginning with the read transaction that the pages are copied under.
 """
 

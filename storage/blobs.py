@@ -75,7 +75,7 @@ class Blobs(Protocol):
 def open_blobs(where: str, data_dir: Path, *, make: bool = True) -> Blobs:
     """Return the blobs at `file:folder` (below `data_dir` when relative) or `s3://bucket/prefix`.
 
-    A missing folder is created, unless told otherwise: a reader must not hide that it is missing. A bucket
+    A missing folder is created, unless this is switched off: a reader must not hide that it is missing. A bucket
     is not contacted before the first call; its endpoint, region and credentials are the environment's
     (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, ...).
 

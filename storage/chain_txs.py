@@ -1,8 +1,8 @@
-"""What the chain tells of its transactions to the transaction store next to it; `storage.history.mined` reads it.
+"""What the transaction store reads of the chain's transactions; `storage.history.mined` reads it.
 
 A transaction that nothing happened to but being in a block needs no record of its own, so following a chain writes
 none: position, spenders and flags are in the chain's tables already. A record is made of it the first time that
-something happens to it that these can't tell.
+something happens to it that these can't express.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChainTx(Struct, frozen=True):
 
 
 class Details(NamedTuple):
-    """What a block said of a transaction next to inputs and outputs; `total` counts the outputs that it lists."""
+    """What a block has of a transaction apart from inputs and outputs; `total` counts the outputs that it lists."""
 
     total: int = 0
     fee: int | None = None
@@ -93,7 +93,7 @@ def in_order(spent: list[tuple[int, OutPoint]]) -> list[OutPoint]:
 
 
 def mined_record(height: int, block_id: int | None, details: Details, maturity: int | None) -> Record:
-    """Return the record of a transaction that a block tells of; `maturity` is that of a coinbase."""
+    """Return the record of a transaction in a block; `maturity` is that of a coinbase."""
     at = min(height, HIGHEST)
     name = at if block_id is None else block_id
     return Record(

@@ -131,7 +131,7 @@ def _portions(txn: lmdb.Transaction, table: lmdb._Database) -> Iterator[list[Ite
 
 @contextmanager
 def _alone(folder: Path, wait_s: float) -> Iterator[None]:
-    """Let nobody open the environment meanwhile, by the lock with which LMDB finds out that it is the first to do so.
+    """Keep other processes from opening the environment, by the lock with which LMDB detects the first process.
 
     Raises:
         StoreBusy: another process has it open.

@@ -59,7 +59,7 @@ def home_of(folder: Path) -> Home:
 
 
 def _born(path: Path) -> int:
-    """Return when a file was made, in nanoseconds; 0 if nobody says."""
+    """Return when a file was made, in nanoseconds; 0 if the filesystem does not report it."""
     held = ctypes.create_string_buffer(_STATX_BYTES)
     statx = getattr(ctypes.CDLL(None), "statx", None)
     if statx is None or statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_BTIME, held):
@@ -113,7 +113,7 @@ def _put(meta: Db, home: Home, txn: Txn) -> None:
 
 
 def mark_closed(txn: Txn, meta: Db) -> None:
-    """Write down that nobody writes to this store."""
+    """Record that no process writes to this store."""
     home = _stored(txn, meta)
     if home is not None and home.open:
         _put(meta, structs.replace(home, open=False), txn)

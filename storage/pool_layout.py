@@ -29,7 +29,7 @@ Place = tuple[bytes, int, int]  # a transaction, a page of it, and a slot there
 
 
 class Page(Struct, array_like=True):
-    """What is said of some of a transaction's outputs, in the data model's words.
+    """The state of some of a transaction's outputs, in the terms of the data model.
 
     `recorded` slots have a name. `spent` of them are spent. `deleted_children` spent outputs of this page and are
     pruned.
@@ -59,7 +59,7 @@ class Record(Page, array_like=True):
 
     `born` is the height at which the transaction was first known as unmined; it outlives being mined. `main_ids` are
     those of its blocks that are on the longest chain: with none of them left it is unmined again. `locked_by_operator`
-    tells an operator's lock from a submission's own, which ends at a restart; it is never true without `locked`.
+    distinguishes an operator's lock from that of a submission, which ends at a restart; it implies `locked`.
     `submission` is its number while it waits as a submission, `weight` about the bytes that it takes then. `names` are
     the hashes of the outputs and `packed` the inputs, where these are few; `apart` says that it has a row for what is
     long.

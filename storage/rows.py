@@ -45,7 +45,7 @@ class TxFlag:
 
 
 class BlockPlace(Protocol):
-    """What tells of a block's place in the chain."""
+    """A block's place in the chain."""
 
     @property
     def height(self) -> int:

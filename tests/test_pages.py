@@ -442,7 +442,7 @@ def test_the_docs_try_a_route(fed: Seen, width: int) -> None:
     assert json.loads(window.text(f"{route} .result .body")) == body
     assert headers["x-tip-hash"] in window.texts(f"{route} .result .headers dd")
     assert f'"lovelace_amount": {(1 << 53) + 1}' in window.text(f"{route} .result .body")  # no number lost a digit
-    window.click(f"{route} .said button")
+    window.click(f"{route} .outcome button")
     until(lambda: len(json.loads(window.text(f"{route} .result .body"))) == 1)
     window.click(f"{route} input[name=again]")
     window.click(f"{route} button.main")

@@ -28,7 +28,7 @@ _SETTINGS = "[utxo]\nrollback_window = 24\n[batch]\nmax_bytes = '16MiB'\n"
 
 
 class Crowd:
-    """Connections that attack until they are told to stop. What the daemon does to them is their own affair."""
+    """Connections that attack until they are stopped. What the daemon does to them is not checked."""
 
     def __init__(self, target: Target, random: Random, met: Met) -> None:
         self.target, self.random, self.met = target, random, met

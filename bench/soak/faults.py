@@ -43,7 +43,7 @@ def round(folder: Path, seed: int) -> Met:
         target.stop()
         target.verify()
         if digest_of(target.live_set()) != scenario.digest(len(scenario)):
-            raise Broken("the live set is another than that of the story")
+            raise Broken("the live set is not that of the blocks")
     met["rounds of failing disks"] += 1
     return met
 

@@ -1,4 +1,4 @@
-"""Well-formed messages that lie: a chain that contradicts itself, claims of anybody, rollbacks to anywhere.
+"""Well-formed messages that lie: a chain that contradicts itself, arbitrary claims and rollbacks.
 
 The rules of the set of unspent outputs hold whatever is claimed, a restart finds the same state, and a rollback of
 everything that the window holds succeeds.
@@ -171,7 +171,7 @@ def live(chain: list[BlockApplied]) -> list[str]:
 
 
 def round(folder: Path, seed: int) -> Met:
-    """Tell one daemon lies; return what was met."""
+    """Send contradictory messages to one daemon; return what was met."""
     random, met = Random(seed), Met()
     liar = Liar(random)
     with Target(folder, any_kind(random)) as target:

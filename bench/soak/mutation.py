@@ -93,7 +93,7 @@ def corpus(scenario: Scenario) -> list[Any]:
 
 
 def _full(txid: bytes) -> Tx:
-    """Return a transaction that spends from another, with all that may be said separately."""
+    """Return a transaction that spends from another, with all optional fields."""
     spends, before = [(txid, 0), (txid, 1)], [(1, b"\x61" + bytes(28)), None]
     return Tx(txid[::-1], spends, [Output(b"\x61" + bytes(28), 1)], version=2, lock_time=500_000_000, previous=before)
 

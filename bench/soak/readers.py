@@ -57,7 +57,7 @@ class _Payments:
 
 
 def round(folder: Path, seed: int) -> Met:
-    """Feed next to an export that nobody reads, or that is stopped by a signal; return what was met.
+    """Feed next to an export whose output is not read, or that is stopped by a signal; return what was met.
 
     The file may grow until the reader is older than `store.max_reader_age`, and not after that.
     """

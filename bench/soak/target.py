@@ -77,7 +77,7 @@ class Gone(Broken):
 
 
 class Link:
-    """A connection that speaks frames. A daemon that is gone is an end, not an error."""
+    """A connection with frames. If the daemon has ended, the connection ends without an error."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)

@@ -146,10 +146,10 @@ config_option = click.option(
     type=click.Path(path_type=Path),
     callback=_with_config,
     expose_value=False,
-    help="TOML file; else $UTXOD_CONFIG, else /etc/utxod/utxod.toml, else defaults.",
+    help="TOML file; by default $UTXOD_CONFIG, then /etc/utxod/utxod.toml, then built-in defaults.",
 )
 socket_option = click.option(
-    "--socket", type=click.Path(path_type=Path), help="The daemon's socket; else the configured one."
+    "--socket", type=click.Path(path_type=Path), help="The daemon's socket; by default the configured one."
 )
 
 

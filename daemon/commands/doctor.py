@@ -1,4 +1,4 @@
-"""`utxod doctor`: looks at what usually goes wrong, and says what to do."""
+"""`utxod doctor`: checks for common problems, and gives advice."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red"}
 @click.command()
 @config_option
 @socket_option
-@click.option("--node", help="URL of a node to ask: http://user:password@host:port, or ws://host:port of Ogmios.")
+@click.option("--node", help="URL of a node to check: http://user:password@host:port, or ws://host:port of Ogmios.")
 @json_option("One JSON array of {check, state, detail, advice}.")
 @click.pass_context
 def doctor(context: click.Context, socket: Path | None, node: str | None, as_json: bool) -> None:
-    """Look at clock, disk, limits, permissions, store, socket, node and versions, and say what to do.
+    """Check clock, disk, limits, permissions, store, socket, node and versions.
 
-    Run it as the daemon's user. Exits 0 if nothing is wrong (warnings are no error), else 1.
+    Each check prints its result, and what to do if there is a problem. Run it as the daemon's user. Exits 0 if no
+    check has an error (warnings do not count), else 1.
     """
     config, path = context.obj.config, context.obj.socket(socket)
     findings = []

@@ -26,12 +26,12 @@ _EXAMPLES = {"bitcoin": "http://127.0.0.1:8332", "cardano": "ws://127.0.0.1:1337
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--family", type=click.Choice([*_NETWORKS]), help="Whose chain it is.")
-@click.option("--network", help="The chain's network; mainnet if it is not said.")
+@click.option("--family", type=click.Choice([*_NETWORKS]), help="Family of the chain.")
+@click.option("--network", help="The chain's network; mainnet by default.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder for everything that the daemon keeps.")
 @click.option("--node", help="The node: http://user:password@host:port of Bitcoin, ws://host:port of Ogmios.")
 @click.option("--cookie", type=click.Path(path_type=Path), help="Cookie file of a Bitcoin node, instead of a password.")
-@click.option("--http", "listen", help="Where questions are answered, host:port or unix:/path.")
+@click.option("--http", "listen", help="Listen address of the HTTP API, host:port or unix:/path.")
 def init(
     file: Path | None,
     family: str | None,
@@ -41,10 +41,10 @@ def init(
     cookie: Path | None,
     listen: str | None,
 ) -> None:
-    """Write a configuration for a chain and its node to FILE, and say how to go on.
+    """Write a configuration for a chain and its node to FILE.
 
-    On a terminal it asks for what no option says. Elsewhere --family is needed, and the rest has defaults. FILE is
-    /etc/utxod/utxod.toml where that can be written, else utxod.toml. A file that is there is never overwritten.
+    On a terminal it asks for values that no option has. Elsewhere --family is required, and the rest has defaults.
+    FILE is /etc/utxod/utxod.toml where that can be written, else utxod.toml. An existing file is never overwritten.
     """
     file = file or (DEFAULT_FILE if os.access(DEFAULT_FILE.parent, os.W_OK) else Path("utxod.toml"))
     if file.exists():

@@ -48,15 +48,15 @@ class Progress:
             sys.stderr.flush()
 
     def expect(self, total: float) -> None:
-        """Hear how much there is to do."""
+        """Set how much there is to do."""
         self._total = total
 
     def advance(self, more: float, at: str = "") -> None:
-        """Hear that so much more is done; `at` names the place."""
+        """Add to what is done; `at` names the place."""
         self.reach(self._done + more, at)
 
     def reach(self, done: float, at: str = "") -> None:
-        """Hear that so much is done."""
+        """Set what is done."""
         self._done, self._at = done, at
         now = monotonic()
         if now - self._shown_at < (_REDRAW_S if self._terminal else _LINE_EVERY_S):

@@ -20,7 +20,7 @@ def _page_options(command: Callable[..., None]) -> Callable[..., None]:
     order = click.Choice(["asc", "desc"])
     for option in (
         json_option("An object: the list as HTTP has it, `tip`, and `next_cursor`."),
-        click.option("--cursor", help="Where the answer before ended."),
+        click.option("--cursor", help="Cursor of the previous page."),
         click.option("--order", type=order, default="asc", show_default=True, help="By place in chain."),
         click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many."),
     ):
@@ -190,7 +190,7 @@ def delta(context: click.Context, block: str, as_json: bool) -> None:
     help="By age, or none before what it spends.",
 )
 @click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many.")
-@click.option("--cursor", help="Where the answer before ended.")
+@click.option("--cursor", help="Cursor of the previous page.")
 @json_option("An object: `transactions` as HTTP has them, `tip`, and `next_cursor`.")
 @click.pass_context
 def txs(

@@ -47,7 +47,7 @@ _txids = click.argument("txids", metavar="TXID...", nargs=-1, required=True, cal
 @click.group(cls=Group)
 @config_option
 def recovery() -> None:
-    """Inspect transactions that wait to be final, and decide about those that are stuck.
+    """Inspect transactions that are not final yet, and decide about those that need it.
 
     Works with a running daemon, which notices changes at its next scan, or without one.
     """
@@ -153,7 +153,7 @@ def replay(context: click.Context, txids: list[bytes]) -> None:
 def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
     """Give up pending, dead or orphan transactions: deleted.
 
-    The daemon takes them, and what builds on them, out of its pool: what they claimed is free again.
+    The daemon removes them and their descendants from its pool, and releases their claims.
     """
     changed = _with(context.obj.config, lambda storage: storage.discard(txids, reason), readonly=False)
     _report(txids, changed, "deleted", "is final already, or not known")

@@ -51,7 +51,7 @@ def whole(row: Row) -> list[RenderableType]:
         facts.add_row(name, value)
     if not row.history:
         return [facts]
-    past = _table("message", "outcome", "what was said", "by")
+    past = _table("time", "outcome", "error", "by")
     for attempt in row.history:
         past.add_row(_when(attempt.at), attempt.outcome, attempt.error or "", attempt.owner)
     return [facts, "", past]

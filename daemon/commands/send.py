@@ -20,7 +20,7 @@ from handlers.events import Ack, Error, Welcome
 @click.command()
 @config_option
 @socket_option
-@click.option("--keep-going", is_flag=True, help="Go on with the next message after one that is refused.")
+@click.option("--keep-going", is_flag=True, help="Continue with the next message after one that is refused.")
 @click.option(
     "--wait",
     type=click.FloatRange(min=0),

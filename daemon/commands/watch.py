@@ -29,19 +29,17 @@ from daemon.commands.status import failed, read_report
 @config_option
 @socket_option
 @json_option("One JSON object: the store's fields, and `daemon`, `rates`, `handlers`; with --watch one a line.")
+@click.option("--watch", is_flag=True, help="Repeat: redraw the screen on a terminal, print lines elsewhere.")
 @click.option(
-    "--watch", is_flag=True, help="Go on: a screen that is redrawn on a terminal, a line each time elsewhere."
-)
-@click.option(
-    "--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two looks."
+    "--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two updates."
 )
 @click.pass_context
 def status(context: click.Context, socket: Path | None, as_json: bool, watch: bool, every: float) -> None:
-    """Say on one screen where the daemon and its store are.
+    """Show the state of the daemon and of its store on one screen.
 
-    Asks the daemon's socket and reads the store. Without a daemon it shows the store's state, and that no
+    Queries the daemon's socket and reads the store. Without a daemon it shows the store's state, and that no
     daemon answers. Exits 0 when the daemon runs and none of its parts is away, silent or failed, else 1. With
-    --watch it goes on until it is interrupted.
+    --watch it runs until it is interrupted.
     """
     config, path = context.obj.config, context.obj.socket(socket)
     if watch:

@@ -123,7 +123,7 @@ class HeadReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # the server speaks HTTP/1.1 only, and may ignore an offer of another protocol
+            pass  # the server supports HTTP/1.1 only, and may ignore an offer of another protocol
         except httptools.HttpParserError as error:
             raise _malformed(f"this is not HTTP: {error}") from error
         if len(self._url) > _LONGEST_TARGET:

@@ -59,5 +59,5 @@ class Listener(NamedTuple):
 
 
 def name_of(address: object) -> object:
-    """Return what tells listening sockets apart: a port, or the path of a Unix socket."""
+    """Return what distinguishes listening sockets: a port, or the path of a Unix socket."""
     return address[1] if isinstance(address, tuple) else address

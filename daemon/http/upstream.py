@@ -28,7 +28,7 @@ NOT_SET = "this needs an Ogmios server: none is set (upstream.ogmios)"
 
 
 class UpstreamAway(Exception):
-    """Nobody can be asked."""
+    """No server answers."""
 
 
 class Fault(Exception):
@@ -82,7 +82,7 @@ class Upstream:
         """Return what the server answers.
 
         Raises:
-            UpstreamAway: nobody answers, or not in time.
+            UpstreamAway: the server does not answer, or not in time.
             Fault: the server refuses.
         """
         number = next(self._ids)
@@ -98,7 +98,7 @@ class Upstream:
         """Return the whole answer to a request, whose id is replaced on the way.
 
         Raises:
-            UpstreamAway: nobody answers, or not in time.
+            UpstreamAway: the server does not answer, or not in time.
         """
         from websockets.exceptions import ConnectionClosed
 
@@ -146,7 +146,7 @@ class Upstream:
         """Return the protocol parameters, as Ogmios writes them; they are asked for once in an epoch.
 
         Raises:
-            UpstreamAway: nobody answers, or the file cannot be read.
+            UpstreamAway: the server does not answer, or the file cannot be read.
             Fault: the server refuses.
         """
         if self._parameters is None or self._parameters[0] != epoch:
@@ -159,10 +159,10 @@ class Upstream:
         return self._parameters[1]
 
     async def submit(self, tx: Tx) -> str:
-        """Submit a transaction to the node; what it accepts is told to our own daemon. Return its id.
+        """Submit a transaction to the node; what it accepts is submitted to the daemon too. Return its id.
 
         Raises:
-            UpstreamAway: nobody answers.
+            UpstreamAway: the server does not answer.
             Fault: the node refuses it.
         """
         assert tx.raw is not None
@@ -172,7 +172,7 @@ class Upstream:
         return txid
 
     async def submit_if_taken(self, request: dict[str, Any], answer: dict[str, Any]) -> None:
-        """Tell our own daemon of a transaction that a client has submitted, if the node has taken it."""
+        """Submit a client's transaction to the daemon too, if the node has accepted it."""
         if request.get("method") != "submitTransaction" or "result" not in answer:
             return
         try:
@@ -183,7 +183,7 @@ class Upstream:
         await self._submit_here(tx)
 
     async def _submit_here(self, tx: Tx) -> None:
-        """Tell our daemon of a transaction that the node has; what the daemon says against it changes nothing there."""
+        """Submit a transaction that the node has to the daemon; a refusal has no effect on the node."""
         try:
             async with asyncio.timeout(self._settings.timeout):
                 reader, writer = await asyncio.open_unix_connection(self._socket)
@@ -209,7 +209,7 @@ class Upstream:
         """Return what the scripts of a transaction take, as Ogmios 6 says it.
 
         Raises:
-            UpstreamAway: nobody answers.
+            UpstreamAway: the server does not answer.
             Fault: a script fails, or the transaction is none.
         """
         params: dict[str, Any] = {"transaction": {"cbor": cbor.hex()}}

@@ -64,7 +64,7 @@ def from_bitcoin_blocks(
 @click.option("--cookie", type=click.Path(path_type=Path), help="The node's cookie file; read again when it changes.")
 @click.option("--user", help="User, if it is not in the URL.")
 @click.option("--password-file", type=click.Path(path_type=Path), help="File with the password, in its first line.")
-@click.option("--mempool", is_flag=True, help="Submit what the node holds that is in no block yet.")
+@click.option("--mempool", is_flag=True, help="Submit the transactions in the node's mempool.")
 @click.option(
     "--persisted-depth",
     type=click.IntRange(min=0),

@@ -1,4 +1,4 @@
-"""Who made a block, as an Ogmios server tells it."""
+"""Who made a block, as an Ogmios server reports it."""
 
 from __future__ import annotations
 

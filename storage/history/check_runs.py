@@ -92,7 +92,7 @@ def _merging(kind: str, listed: list[Run], merge: Merge) -> Iterator[str]:
     elif len(inputs) == 1 and inputs[0].lived == inputs[0].entries:
         yield f"the merge of {kind} rewrites run {inputs[0].id}, of which no entry has died"
     elif merge.room != (living := sum(run.lived for run in inputs)):
-        yield f"the merge of {kind} has room for {merge.room} entries, {living} of its runs live"
+        yield f"the merge of {kind} was made for {merge.room} entries, {living} of its runs live"
     if not 0 <= merge.entries <= merge.room:
         yield f"the merge of {kind} counts {merge.entries} entries of {merge.room}"
 

@@ -1,6 +1,6 @@
 """Whether blocks, transactions, outputs, unspent bits and undo logs agree with each other.
 
-Each of these walks reads one table, relies on what earlier ones have found sound, and tells the indexes' sinks
+Each of these walks reads one table, relies on what earlier ones have found sound, and reports to the indexes' sinks
 what they should have.
 """
 
@@ -302,7 +302,7 @@ def _missing(view: View, low: int, high: int, there: Numbers) -> Iterator[str]:
 
 
 def _bodies(view: View, records: Records, heap: bytes, alive: Flags, kinds: list[str], sinks: Sinks) -> Iterator[str]:
-    """Read the bodies of outputs that live or may live again, and tell the sinks their keys."""
+    """Read the bodies of outputs that live or may live again, and report their keys to the sinks."""
     some = np.flatnonzero(alive)
     numbers = records["number"][some]
     addresses, extra = bodies(records, heap, some)

@@ -148,7 +148,7 @@ class MinedStore:
         return mined_record(block.height, block.block_id, details, maturity)
 
     def slots(self, txn: Txn, tx: ChainTx) -> tuple[dict[int, bytes], int | None]:
-        """Return the slots that the chain tells of, without claims next to it, and the height of the last spend."""
+        """Return the slots in the chain's tables, without claims of records, and the height of the last spend."""
         reads, first, last = self._at(txn), tx.number, 0
         end = first + reads.stored.tx_of(first).outputs
         numbers = reads.stored.outputs.within(first, end)

@@ -95,7 +95,7 @@ def _let_go(store: HistoryStore, txn: Txn) -> None:
 
 
 def _collect(tables: dict[str, Db], txn: Txn) -> int:
-    """Delete values of runs that nobody has any more; return how many."""
+    """Delete values of runs that no list has any more; return how many."""
     indexes = _Indexes(txn, tables, (*RULES, touches.KIND))
     done = sum(index.collect(txn, _COLLECTED) for index in indexes.index.values())
     indexes.save()

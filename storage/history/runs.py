@@ -39,7 +39,7 @@ from storage.rows import unpack
 
 KEY = Packed(">IQQ")
 _MOST_HELD = 50_000  # entries of a run that are held: a block that is looked up soon
-_SLICE = 1024  # values that are looked through at a time
+_SLICE = 1024  # values that are searched at a time
 _MARGIN = 64  # entries around the place where one is expected: five times the standard deviation
 
 Keep = Callable[[Records], Flags]
@@ -48,7 +48,7 @@ Keep = Callable[[Records], Flags]
 class Run(Struct, array_like=True):
     """A run in force. Numbers at or above `high` were rolled back and are not there.
 
-    An entry that nobody wants is never wanted again, so no more than `lived` of the entries live.
+    An entry that is not needed is never needed again, so no more than `lived` of the entries live.
     """
 
     id: int

@@ -96,7 +96,7 @@ class BitSet:
 
 
 class Sink(Protocol):
-    """Who is told what an index should have, and what it has."""
+    """Compares the entries that an index should have with those that it has."""
 
     def expect(self, prefixes: Words, numbers: Numbers, extra: Words | int = 0) -> None:
         """Take what should be there."""

@@ -81,7 +81,7 @@ class View:
     # --- rows ----------------------------------------------------------------------------------------------------
 
     def scan(self, table: str, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows of a table from a key on, and tell of each."""
+        """Yield the rows of a table from a key on, and report each."""
         cursor, progress = self.txn.cursor(self.tables[table]), self._progress
         progress(table, 0, start)
         if cursor.set_range(start) if start else cursor.first():

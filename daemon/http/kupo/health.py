@@ -9,7 +9,7 @@ from daemon.http.facade import Site
 from handlers.query import Snapshot
 from handlers.readiness import blocks_behind, readiness
 
-_STATUS = {"ready": 200, "behind": 202, "empty": 202}  # everything else: nobody says how far the network is
+_STATUS = {"ready": 200, "behind": 202, "empty": 202}  # everything else: no feeder reports the height of the network
 
 
 def health(shot: Snapshot, site: Site) -> tuple[int, dict[str, Any]]:

@@ -152,7 +152,7 @@ class Talk:
         return True
 
     async def _listen(self) -> None:
-        """Pass on what the server says; when it leaves, the client is told to come again."""
+        """Forward the server's answers; when the server disconnects, the client is asked to reconnect."""
         assert self._upstream is not None
         with suppress(websockets.exceptions.ConnectionClosed):
             async for raw in self._upstream:

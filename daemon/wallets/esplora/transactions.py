@@ -53,7 +53,7 @@ class Transactions:
         return None if waiting is None else self._json(waiting.tx, list(waiting.spent), None)
 
     def status_of(self, txid: bytes) -> Json:
-        """Return where a transaction is; one that nobody knows is not confirmed either."""
+        """Return where a transaction is; an unknown one is not confirmed either."""
         return status(self._backend.chain.locate(txid))
 
     def outspends(self, txid: bytes) -> list[Json] | None:
