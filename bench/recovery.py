@@ -90,7 +90,7 @@ async def _drain(name: str, storage: Storage, rows: int, settings: Recovery) -> 
         took = time.perf_counter() - began
         await manager.stop()
     assert (await storage.counts()).by_status["confirmed"] == rows
-    _show(name, "due rows claimed, looked into and settled", rows, took)
+    _show(name, "due rows claimed, handled and settled", rows, took)
 
 
 def _show(name: str, what: str, rows: int, took: float) -> None:

@@ -70,7 +70,7 @@ def open_storage(config: Config, *, readonly: bool = False, reporter: str | None
         assert wish.dsn is not None  # checked with the configuration
         lease_s, lock = wish.lease_duration, wish.advisory_lock_id
         return PostgresStorage(wish.dsn, lease_s=lease_s, lock=lock, readonly=readonly, reporter=reporter)
-    from storage.recovery.sqlite import SqliteStorage  # as long as it takes to import, nobody could connect
+    from storage.recovery.sqlite import SqliteStorage  # while it is imported, no client could connect
 
     return SqliteStorage(config.data_dir / "recovery.db", readonly=readonly, reporter=reporter)
 
@@ -158,7 +158,7 @@ async def recover_along(
     storage, numbers = open_storage(config, reporter=_name_of_log(config)), Numbers()
     moved = hub.bus.wakeup(TxStatusChanged, BlockCommitted, RolledBack)
     reporter = FinalStatusReporter(storage, changes, hub.bus.publish, writer, tip)
-    alone = wish.store == "sqlite" and wish.node_url is None  # nobody else can have confirmed a row
+    alone = wish.store == "sqlite" and wish.node_url is None  # no other instance can have confirmed a row
     sources = [Breaker(ChainFinality(records, turn, caught_up)), *_node(config)]
     handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
     follower = Follower(

@@ -46,7 +46,7 @@ def audit(transactions: Transactions) -> Audited:
 
 
 class _Seen:
-    """One transaction: its record if it has one or is a ghost, what the chain has, and what its rows have said."""
+    """One transaction: its record if it has one or is a ghost, what the chain has, and what its rows have."""
 
     def __init__(self, view: TxView, txid: bytes, left: int) -> None:
         held = view.pooled(txid)
@@ -170,7 +170,7 @@ class _Audit:
                 yield f"slot {slot} of page {number} of {seen.name} is claimed, and there is nothing to be spent"
 
     def _claim_on_chain(self, seen: _Seen, index: int, by: bytes) -> None:
-        """Check a claim, or a freeze, on an output of a transaction that only the chain tells of."""
+        """Check a claim, or a freeze, on an output of a transaction that is only in the chain's tables."""
         name = show((seen.txid, index))
         stored = None if seen.chain is None else self.chain.told(seen.view.txn, seen.chain, index)
         if stored is None or len(stored) > HASH:
@@ -229,7 +229,7 @@ class _Audit:
                     f"output {show(outpoint)} is unspent in the UTXO store, spent by {by.hex()} of a block here"
                 )
         elif (there := _claim(stored)) is not None and row[HASH:] != there:
-            who = "nobody" if by is None else by.hex()
+            who = "no transaction" if by is None else by.hex()
             self._contradict(
                 f"output {show(outpoint)} is spent by {there[:HASH].hex()} in the UTXO store, by {who} here"
             )
@@ -267,7 +267,7 @@ class _Audit:
         if record.creating:
             if not seen.lock:
                 there = f"{len(seen.pages) + 1} of {record.pages + 1} pages"
-                self._half(f"{name} is half-made: {there}, and nobody goes on")
+                self._half(f"{name} is half-made: {there}, and no process continues it")
             return
         if len(seen.pages) != record.pages:
             yield f"{name} has {len(seen.pages)} further pages, its record says {record.pages}"
@@ -337,7 +337,7 @@ class _Audit:
             for at, txid in heights.entries(txn, db, keys.LAST_U32, 0, None):
                 try:
                     record = self.pool.record(txn, txid)
-                except StoreError:  # told of already
+                except StoreError:  # reported already
                     continue
                 if record is None or getattr(record, field) != at:
                     yield f"the index of {field} has transaction {txid.hex()} at {at}, its record does not say so"

@@ -125,7 +125,7 @@ class Evictor:
             self._path = others
 
     def look_again(self, txids: Iterable[bytes] | None) -> None:
-        """Hear that something may build on transactions now, or that they are marked; None are any.
+        """Note that something may build on transactions now, or that they are marked; None means any.
 
         If a step has stopped at one of them, its pages may not be what they were when they were passed.
         """
@@ -137,7 +137,7 @@ class Evictor:
     def make_room(self, view: TxView, event: TxSubmitted) -> tuple[int, bool]:
         """Evict for a submission, in one step, what it does not build on.
 
-        What is known already, or can't be submitted, evicts nobody. Returns how many transactions went, and whether
+        What is known already, or can't be submitted, evicts nothing. Returns how many transactions went, and whether
         there is space now.
 
         Raises:
@@ -165,7 +165,7 @@ class Evictor:
     def refusal(self, view: TxView, evicted: int) -> PendingFull:
         """Return why a submission is refused for which so many evictions were not enough."""
         totals = view.rows.totals
-        what = f"{totals.count} transactions of {totals.size} bytes wait for a block: there is no room for another"
+        what = f"{totals.count} transactions of {totals.size} bytes wait for a block: there is no space for another"
         advice = "send it again later, or raise transactions.max_pending_count and max_pending_bytes"
         return PendingFull("PENDING_FULL", f"{what}; {advice}", count=totals.count, bytes=totals.size, evicted=evicted)
 

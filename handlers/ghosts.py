@@ -23,7 +23,7 @@ GENERATIONS = 8
 class Connected(NamedTuple):
     """What a block did to ghosts: `mined` are those that it has again, `given_rows` those that have rows now.
 
-    `rivals` claimed what a transaction of the block spends, and no row reports it: nobody has the output any more.
+    `rivals` claimed what a transaction of the block spends, and no row reports it: the output has no claim any more.
     """
 
     mined: list[bytes] = []
@@ -75,7 +75,7 @@ def make_room(view: TxView) -> None:
 
 
 def new_ghosts(view: TxView, back: RolledBack) -> Flags:
-    """Return which transactions of blocks that go back become ghosts: nothing is to be said of them but that.
+    """Return which transactions of blocks that go back become ghosts: this is all that is kept of them.
 
     One that has rows, failed, or is a coinbase does not, nor one of several with one id, nor who spends from these or
     spends what was reassigned. Few are not worth a generation of their own: each one is examined by every look-up.

@@ -179,7 +179,7 @@ def _agree_mined(view: TxView, found: ChainTx, record: Record, said: _Said) -> R
 
 
 def _agree_moved(view: TxView, found: ChainTx, record: Record) -> bool:
-    """Let what is said of reassigned outputs agree with the chain: who had them first, and whether it spends them.
+    """Let reassigned outputs agree with the chain: who had them first, and whether it spends them.
 
     Returns whether that changed anything.
     """
@@ -219,7 +219,7 @@ def _right(view: TxView, found: ChainTx, said: _Said) -> dict[int, bytes]:
 
 
 def _agree_unmined(view: TxView, txid: bytes, failed: ChainTx | None, record: Record, said: _Said) -> Repair | None:
-    """Free what nobody claims, and let a transaction that waits for a block hold what it spends, or lose."""
+    """Free what no transaction claims, and let a transaction that waits for a block hold what it spends, or lose."""
     if record.mined or record.conflicting:  # long ago, or its spenders are those of its collateral return
         return None
     strays = {index: row for index, row in said.rows.items() if _is_stray(view, said, row)}
@@ -244,7 +244,7 @@ def _claim_inputs(view: TxView, txid: bytes) -> Repair | None:
 
 
 def forget_failed(view: TxView, txid: bytes) -> None:
-    """Remove the record of a transaction that failed in a block that is gone, if nobody ever submitted it."""
+    """Remove the record of a transaction that failed in a block that was undone, if it was never submitted."""
     record = view.record(txid)
     if record is None or record.born is not None or record.block_ids:
         return
@@ -373,7 +373,7 @@ def _rewrite(view: TxView, txid: bytes, record: Record, said: _Said, right: dict
 
 
 def _previous(tx: Tx, body: Body) -> list[tuple[int, bytes] | None] | None:
-    """Return what is known of the outputs that a block's transaction spends: what its submission said may help."""
+    """Return what is known of the outputs that a block's transaction spends: its submission may have them."""
     if tx.previous is not None or body.previous is None:
         return tx.previous
     known = dict(zip(body.inputs, body.previous, strict=True))

@@ -40,7 +40,7 @@ class BlockTxs(Struct, frozen=True):
 
 
 class TxBlocks:
-    """The transactions' side of blocks and rollbacks, and what is told of transactions."""
+    """The transactions' side of blocks and rollbacks, and the facts about transactions."""
 
     def __init__(self, transactions: Transactions, changes: ChangeLog | None = None) -> None:
         self.transactions, self.chain, self.pool = transactions, transactions.chain, transactions.pool
@@ -224,7 +224,7 @@ class TxBlocks:
             claimed = view.claimed(txid, index)
             if claimed is None:
                 return None
-            view.drop_claim(txid, index)  # the UTXO store's row tells now
+            view.drop_claim(txid, index)  # the UTXO store's row has it now
             return self._claimed(claimed, by, outpoint, block)
         found, record = view.slot(held, index), held.record
         if (row := found[3]) is None:

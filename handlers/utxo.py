@@ -103,8 +103,8 @@ class Turns:
         self.chain = chain
         self._pruning = pruning
         self._node_settled = True
-        self.node: Node | None = None  # what it said last
-        self._network_height: int | None = None  # as the feeder said last
+        self.node: Node | None = None  # its last report
+        self._network_height: int | None = None  # as the feeder reported it last
         self._carried_out: set[type[Event]] = set()
         self.pace = Pace()
         self.creating: dict[int, int] = {}  # the bytes of large transactions that wait for their turn

@@ -202,7 +202,7 @@ def _meta(file: int, at: int, size: int) -> Meta:
         raise Damaged(f"{name} is none: this is not a store, or it is damaged")
     if page_size & (page_size - 1) or not 256 <= page_size <= _LARGEST or last < 1 or map_size > _LARGEST_MAP:
         what = f"pages of {page_size} bytes, the last one {last}, in a map of {map_size} bytes"
-        raise Damaged(f"{name} is damaged: it tells of {what}")
+        raise Damaged(f"{name} is damaged: it refers to {what}")
     return Meta(page_size, last, commit, root)
 
 

@@ -28,7 +28,7 @@ from storage.rows import unpack
 
 TABLES = ("tx", "tx_claim", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING, REASSIGNED, *GHOST_TABLES)
 
-_STALE = b"records_stale"  # in utxo_meta: blocks may have come while nobody kept the records
+_STALE = b"records_stale"  # in utxo_meta: blocks may have been applied while records were not kept
 
 
 class Pool:
@@ -51,7 +51,7 @@ class Pool:
     # --- being switched off and on -------------------------------------------------------------------------------
 
     def give_up(self) -> bool:
-        """Remember that nobody keeps the records in step from now on; return whether there are any."""
+        """Note that records are not kept from now on; return whether there are any."""
         with self.disk.read() as txn:
             empty, known = self.empty(txn), is_stale(txn, self.disk.tables["utxo_meta"])
         if not empty and not known:
@@ -59,7 +59,7 @@ class Pool:
         return not empty
 
     def drop_stale(self) -> bool:
-        """Remove all records if nobody kept them in step for a while; return whether that was so."""
+        """Remove all records if they were not kept for a while; return whether that was so."""
 
         def drop(txn: Txn) -> bool:
             self.clear(txn)
@@ -76,7 +76,7 @@ class Pool:
         self.reassigned.clear(txn)
         self.ghosts.clear(txn)
 
-    # --- looking -------------------------------------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------------------------
 
     def bare(self, txn: Txn) -> bool:
         """Return whether there is no record and no claim, whatever ghosts there are."""
@@ -189,5 +189,5 @@ class Pool:
 
 
 def is_stale(txn: Txn, meta: Db) -> bool:
-    """Return whether blocks may have come while nobody kept the records."""
+    """Return whether blocks may have been applied while records were not kept."""
     return txn.get(_STALE, db=meta) is not None

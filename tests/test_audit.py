@@ -272,7 +272,7 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
     "an input that another holds": (slot("p", 0, 0, claim(name("c"), 0)), f"input 0 of transaction {name('u').hex()}"),
     "spent in a block, unspent here": (
         both(slot("m", 0, 0, b"", spent=-1), record("m", delete_at=None)),
-        f"is spent by {name('w').hex()} in the UTXO store, by nobody here",
+        f"is spent by {name('w').hex()} in the UTXO store, by no transaction here",
     ),
     "spent in a block, by another here": (slot("m", 0, 0, BY_U), f"in the UTXO store, by {name('u').hex()} here"),
     "spent by another input": (slot("m", 0, 0, claim(name("w"), 9)), "in the UTXO store, by"),
@@ -337,7 +337,7 @@ def test_verify_exits_4_until_the_records_are_rebuilt(store: Daemon) -> None:
     for options in ([], ["--quick"]):
         done = store.run("verify", *options)
         assert (done.returncode, done.stdout) == (4, b"")
-        assert b"in the UTXO store, by nobody here" in done.stderr and b"the store is sound" in done.stderr
+        assert b"in the UTXO store, by no transaction here" in done.stderr and b"the store is sound" in done.stderr
         assert b"`utxod reindex --records`" in done.stderr
     done = store.run("reindex", "--records")
     assert (done.returncode, done.stdout) == (0, b"rebuilt 1 records of transactions: they agree with the chain\n")
@@ -350,7 +350,7 @@ def test_damage_counts_for_more_than_a_contradiction(store: Daemon) -> None:
     harm(store, KINDS["a wrong total"][0])
     done = store.run("verify")
     assert done.returncode == 3
-    assert b"by nobody here" in done.stderr and b"the store is sound" not in done.stderr
+    assert b"by no transaction here" in done.stderr and b"the store is sound" not in done.stderr
 
 
 def test_rebuilding_records_changes_nothing_of_a_sound_store(store: Daemon) -> None:
@@ -432,7 +432,7 @@ def test_what_is_half_made_is_no_damage(store: Daemon) -> None:
     assert sorted(found.half_made) == sorted(
         [
             f"transaction {name('begun').hex()} was begun: it has a lock and nothing else",
-            f"transaction {name('cut off').hex()} is half-made: 2 of 3 pages, and nobody goes on",
+            f"transaction {name('cut off').hex()} is half-made: 2 of 3 pages, and no process continues it",
         ]
     )
     done = store.run("verify")

@@ -23,7 +23,7 @@ log = structlog.get_logger("recovery")
 
 _HEAL_S = 600.0
 _WALK_S = 3600.0
-_WITHDRAWN = 100  # that one look finds
+_WITHDRAWN = 100  # that one check finds
 _FORGOTTEN = 1000  # that one statement deletes
 _FORGETTING_S = 2.0  # before the scan continues
 
@@ -32,7 +32,7 @@ _UNRESOLVED: tuple[Status, ...] = ("orphan", "dead")
 
 
 class Healing:
-    """Completes or removes half-made transactions that nobody works on, and locks without a transaction."""
+    """Completes or removes half-made transactions that no process works on, and locks without a transaction."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Healing:
     ) -> None:
         """Take the records. `write` makes one step on them a commit of its own.
 
-        `tell` hears inside of it of what becomes whole, `told` is called after it.
+        `tell` is called in it for what becomes whole, `told` after it.
         """
         self._records, self._turn, self._write = records, turn, write
         self._tell, self._told, self._tip = tell, told, tip
@@ -88,7 +88,7 @@ async def withdraw_discarded(
     """Take what an operator has discarded out of the pool of `store`, so that what it claimed is free again.
 
     `write` makes one step a commit of its own; `withdraw` is such a step, and returns whether it was the last one.
-    `told` is called when the change log tells of it. Each is withdrawn before it is forgotten: a kill in between
+    `told` is called when the change log has it. Each is withdrawn before it is forgotten: a kill in between
     repeats it.
     """
     while txids := await storage.withdrawals(store, _WITHDRAWN):

@@ -21,7 +21,7 @@ _NO_SUCH_TRANSACTION = -5  # of Bitcoin's RPC
 
 
 class Unknown(Struct, frozen=True):
-    """This source has not heard of it from the network; `held` if it has been given the transaction itself."""
+    """This source has not received it from the network; `held` if it has been given the transaction itself."""
 
     held: bool = False
 
@@ -74,7 +74,7 @@ Circuit = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
-    """Keeps us from asking a source that is down: after some failures in a row nobody asks, then one asks first."""
+    """A circuit breaker: after some failures in a row a source is not queried, then by one attempt first."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class FinalityHandler:
         self._confirmations = confirmations
 
     def available(self) -> bool:
-        """Return whether there is anybody to ask. Without, nothing needs to be claimed."""
+        """Return whether a source can be queried. Otherwise nothing needs to be claimed."""
         return any(source.circuit != "open" for source in self.sources)
 
     async def recover(self, txid: bytes) -> Outcome:

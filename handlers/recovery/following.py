@@ -52,7 +52,7 @@ def news(facts: Iterable[Fact], tip: int) -> News:
     for fact in facts:
         match fact:
             case TxStatusChanged(txid=txid, status=status, cause=cause):
-                # A final status that recovery itself has told is in no move.
+                # A final status that recovery itself published is in no move.
                 row = move.row if (move := BY_FACT.get((status, type(cause)))) else None  # type: ignore[arg-type]
                 if row == "reopens":
                     told.back.add(txid)
@@ -181,7 +181,7 @@ class Follower:
         return moved
 
     async def _rows(self, verbs: Verbs, told: News) -> None:
-        """Write what is said of transactions. Each gets a row, if its submission could not make one."""
+        """Write what happened to transactions. Each gets a row, if its submission could not make one."""
         said = defaultdict[str, list[bytes]](list)
         for txid, last in sorted(told.last.items()):
             said["mined" if isinstance(last, int) else last].append(txid)

@@ -45,7 +45,7 @@ Chore = Callable[[], Awaitable[object]]
 
 
 class Manager:
-    """Looks after pending transactions while it runs; it may run again."""
+    """Recovers pending transactions while it runs; it may run again."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Manager:
     # --- life ----------------------------------------------------------------------------------------------------
 
     async def run(self, attempts: TaskGroup) -> None:
-        """Look after transactions until cancelled, or until `stop`. At once the end if the service is not enabled.
+        """Recover transactions until cancelled, or until `stop`. At once the end if the service is not enabled.
 
         Handlers are called in tasks of `attempts`: one that ignores its cancellation keeps that group from ending, and
         nothing else.
@@ -139,7 +139,7 @@ class Manager:
                 others = self._spawn(self._heartbeat()), self._spawn(self._attempts.watch(self._abandoned))
                 for _ in range(self._settings.worker_count):
                     self._add_worker()
-                await self._stop.wait()  # any failure sets it: no lease is renewed for rows that nobody settles
+                await self._stop.wait()  # any failure sets it: no lease is renewed for rows that are not worked on
                 await self._guard(self._leave(sweeper, settler))
                 for task in (sweeper, settler, *others):
                     await _end(task)
@@ -228,7 +228,7 @@ class Manager:
             if len(self._attempts.abandoned) >= most:
                 log.error("recovery_wedged", stuck=len(self._attempts.abandoned))
                 return
-            # What is looked into and written counts too, or a slow database would leave ever more in our hands.
+            # Attempts and results in progress count too, or a slow database would let the number of held rows grow.
             stuck, held = len(self._attempts.abandoned), len(self._holding)
             room = min(most - len(self._holding.queue) - stuck, _BATCHES * most - held)
             if 2 * room < most and held > stuck:
@@ -241,7 +241,7 @@ class Manager:
                 return
 
     async def _claim(self, limit: int) -> list[Claim]:
-        """Claim rows; first those of a claim whose answer was lost: nobody attempts them before its leases end."""
+        """Claim rows; first those of a claim whose answer was lost: they are not attempted before its leases end."""
         again, self._again = self._again, True
         until = monotonic() + self._settings.lease_duration
         claims = await self._storage.claim(self.owner, self._settings.lease_duration, limit, again)

@@ -21,20 +21,20 @@ class Invalid(Struct, frozen=True):
 
 
 class Busy(Struct, frozen=True):
-    """It is on its way: look again, not before `patience_s`."""
+    """It is on its way: to be tried again, not before `patience_s`."""
 
     reason: str = ""
     patience_s: float = 0.0
 
 
 class NotFound(Struct, frozen=True):
-    """Nobody knows it. Evidence only if who was asked is healthy and has caught up with the chain.
+    """It is unknown. Evidence only if the source is healthy and has caught up with the chain.
 
     It is searched for again, not before `patience_s`, but some times in the grace period.
     """
 
     caught_up: bool = True
-    reason: str = "nobody knows the transaction"
+    reason: str = "no source knows the transaction"
     patience_s: float = 0.0
 
 
@@ -46,7 +46,7 @@ class Transient(Struct, frozen=True):
 
 
 class Permanent(Struct, frozen=True):
-    """Something failed that will fail again: an operator has to look."""
+    """Something failed that will fail again: an operator has to decide."""
 
     error: str
 

@@ -98,7 +98,7 @@ class Records:
         return found, None
 
     def heal(self, view: TxView, txid: bytes) -> bool | None:
-        """End a half-made creation that nobody is at work on: True when it is whole now, False when it is removed.
+        """End a half-made creation that no process works on: True when it is whole now, False when it is removed.
 
         None when another creator has it, or it is no longer half-made.
         """

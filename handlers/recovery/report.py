@@ -16,7 +16,7 @@ class Recovering(Summary, frozen=True, kw_only=True):
 
     txid: Hash  # type: ignore[assignment]  # as text
     message: Annotated[str, Meta(description="why it has a final status")]
-    owner: Annotated[str | None, Meta(description="who looks into it now")]
+    owner: Annotated[str | None, Meta(description="the instance that attempts it now")]
 
 
 class RecoveringWhole(Recovering, frozen=True, kw_only=True):

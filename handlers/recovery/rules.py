@@ -11,7 +11,7 @@ from storage.recovery.rows import Claim, Settlement, Status
 
 NEVER_ARRIVED = "it never reached the chain"
 _BUSY_CAP_S = 60.0
-_LOOKS_IN_GRACE = 4  # the pauses of an unknown transaction leave space for so many looks before it is given up
+_LOOKS_IN_GRACE = 4  # the pauses of an unknown transaction allow for so many attempts before it is given up
 _MOST_DOUBLINGS = 30
 
 Dice = Callable[[float, float], float]

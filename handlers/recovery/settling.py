@@ -55,7 +55,7 @@ class Settler:
         self._storage, self._holding, self._settings, self._numbers = storage, holding, settings, numbers
         self._changed, self._dice = changed, dice
         self._results: deque[Result] = deque()
-        self.wakeup = Wakeup()  # rings when there is something to write
+        self.wakeup = Wakeup()  # notified when there is something to write
 
     @property
     def idle(self) -> bool:

@@ -1,8 +1,9 @@
 """Letting go of nodes that no proof needs any more: those below a node under which every output is dead for good.
 
 Values are examined in the order of positions. Under a node of the value at hand either all outputs belong to it, then
-their bits tell; or the node's children are in earlier values or at their end, and what is left of these tells: the
-children of a node go when everything under it is dead. So a value costs reading a few others, however high its nodes.
+their bits decide; or the node's children are in earlier values or at their end, and what is left of these decides.
+The children of a node are deleted when everything under it is dead. So a value costs reading a few others, however
+high its nodes.
 """
 
 from __future__ import annotations

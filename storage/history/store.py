@@ -1,4 +1,4 @@
-"""The store: what is asked when it is opened, its blocks, and what is said of it in one place."""
+"""The store: checks when it is opened, its blocks, and its state in one place."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class HistoryStore:
             while index.collect(txn, 1000):
                 pass
             index.save(txn)
-        if touches.KIND in dropped:  # nobody needs the undo logs below the floor any more
+        if touches.KIND in dropped:  # no index needs the undo logs below the floor any more
             txn.delete(touches.FROM, db=self.meta)
             floor = self.history.state.floor
             delete_from(txn, self.disk.tables[UNDO], bytes(8), lambda key: int.from_bytes(key[:4], "big") <= floor)

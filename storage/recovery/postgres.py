@@ -207,7 +207,7 @@ class PostgresStorage(Storage):
                 async with self._pool.acquire(timeout=ANSWER_S) as connection:
                     try:
                         return await work(connection)
-                    except get_cancelled_exc_class():  # nobody waits for what the server may still answer
+                    except get_cancelled_exc_class():  # what the server may still answer is not needed
                         connection.terminate()
                         raise
             except _AWAY as error:  # a deadlock with another instance took everything back: once more

@@ -97,7 +97,7 @@ def _claim(which: str, lock: str = "{skip_locked}", fresh: str = "generation = t
 CLAIM_AGAIN = _claim("WHERE owner = :owner", lock="{locked}", fresh="")
 CLAIM = _claim("{due} WHERE status = 'pending' AND next_attempt_at < {now} ORDER BY next_attempt_at")
 CLAIM_SET_BACK = _claim("{held} WHERE owner IS NOT NULL AND lease_until > {now} + :lease{ms} * 2")
-# Rows that nobody holds, put off by a clock that was set back since: for SQLite, whose clock is the machine's.
+# Rows that no instance holds, put off by a clock that was set back since: for SQLite, whose clock is the machine's.
 DUE_SET_BACK = """
     UPDATE {t} SET next_attempt_at = {now} - 1{ms}, updated_at = {now}
     WHERE status = 'pending' AND owner IS NULL AND next_attempt_at > {now} AND updated_at > {now}"""

@@ -180,7 +180,7 @@ class SqliteStorage(Storage):
         sqlite3.connect(self._uri, timeout=_BUSY_S, uri=True).close()
 
     async def _check(self, db: aiosqlite.Connection) -> int:
-        """Return the version of the schema, which must not be above ours; who only looks needs one."""
+        """Return the version of the schema, which must not be above ours; a reader needs one."""
         ((version,),) = await db.execute_fetchall("PRAGMA user_version")
         if version > VERSION:
             raise WrongFormat(f"{self._path} has the recovery schema {version}, this version knows {VERSION}")

@@ -32,7 +32,7 @@ class Session(Protocol):
         """Try to become the leader, without waiting; True when we are it, already or now.
 
         Raises:
-            StoreAway: it can't be said.
+            StoreAway: it is not known.
         """
 
     async def alive(self) -> bool:
@@ -40,7 +40,7 @@ class Session(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the session is known to have ended; asks nobody."""
+        """Whether the session is known to have ended, without a query."""
 
     async def close(self) -> None:
         """Give up the lock, if it is held. May be called twice."""
@@ -98,7 +98,7 @@ class Verbs(ABC):
     # --- rows ----------------------------------------------------------------------------------------------------
 
     async def add(self, txids: Iterable[bytes], ttl_s: float, age_s: float = 0.0) -> int:
-        """Make transactions pending that are not known yet, to be looked into at the age `ttl_s`; return how many."""
+        """Make transactions pending that are not known yet, to be attempted at the age `ttl_s`; return how many."""
         return len(await self._each(sql.ADD, _keys(txids), ring=ttl_s <= age_s, age=_ms(age_s), ttl=_ms(ttl_s)))
 
     async def conclude(self, txids: Iterable[bytes], status: Status, message: str) -> set[bytes]:
@@ -120,10 +120,10 @@ class Verbs(ABC):
         return await self._each(sql.REVOKE, _keys(txids), ring=True)
 
     async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
-        """Delete pending rows, held ones too, and orphans: nobody waits for these transactions. Returns which."""
+        """Delete pending rows, held ones too, and orphans: they are not needed any more. Returns which."""
         return await self._each(sql.DROP, _keys(txids))
 
-    # --- what a store's change log has said ----------------------------------------------------------------------
+    # --- what a store's change log has ----------------------------------------------------------------------------
 
     async def reached(self, store: str) -> Cursor | None:
         """Return how far the change log of a store was read; None if never."""
@@ -234,7 +234,7 @@ class Storage(Verbs):
     # --- operators -----------------------------------------------------------------------------------------------
 
     async def wake(self, txids: Iterable[bytes]) -> set[bytes]:
-        """Make pending rows that nobody holds due at once; return which."""
+        """Make pending rows that no instance holds due at once; return which."""
         return await self._each(sql.WAKE, _keys(txids), ring=True)
 
     async def replay(self, txids: Iterable[bytes]) -> set[bytes]:
@@ -266,11 +266,11 @@ class Storage(Verbs):
         return len(await self._statement(sql.forget(statuses), "each", age=_ms(age_s), limit=limit))
 
     async def untold(self, limit: int) -> list[tuple[bytes, Status]]:
-        """Return rows that became final here, by `settle` or `conclude`, and of which nobody was told."""
+        """Return rows that became final here, by `settle` or `conclude`, and are not published yet."""
         return [(*row,) for row in await self._statement(sql.UNTOLD, reporter=self._reporter, limit=limit)]
 
     async def told(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
-        """Remember that these rows were told, unless their status is another by now; return which."""
+        """Note that these rows were published, unless their status is another by now; return which."""
         return await self._each(sql.TOLD, sorted(rows), reporter=self._reporter)
 
     async def row(self, txid: bytes) -> Row | None:
