@@ -48,7 +48,7 @@ HEIGHT = 2
 
 
 @dataclass
-class House:
+class LocalStore:
     """A chain of two blocks: a coinbase, and a transaction that spends it and has one output spent in turn."""
 
     disk: Disk
@@ -75,7 +75,7 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def local(tmp_path: Path) -> Iterator[LocalStore]:
     with Disk(tmp_path / "lmdb", ALL_TABLES, durable=False) as disk:
         store = open_store(disk, chain="bitcoin/mainnet")
         rules = Rules(retention=RETENTION, maturity=MATURITY, reassign_delay=4)
@@ -85,17 +85,17 @@ def house(tmp_path: Path) -> Iterator[House]:
         assert chain.apply(SECOND, None)
         chain.commit()
         real.height = HEIGHT
-        house = House(disk, chain, real)
-        assert house.rows() == {}, "following a chain writes no records"
-        yield house
+        local = LocalStore(disk, chain, real)
+        assert local.rows() == {}, "following a chain writes no records"
+        yield local
 
 
-def refusal(house: House, work: Callable[[TxView], object]) -> tuple[str, dict[int, str]]:
+def refusal(local: LocalStore, work: Callable[[TxView], object]) -> tuple[str, dict[int, str]]:
     """Return why something is refused, which must change nothing."""
-    before = house.rows()
+    before = local.rows()
     with pytest.raises(TxFault) as caught:
-        house.write(work)
-    assert house.rows() == before
+        local.write(work)
+    assert local.rows() == before
     return caught.value.code, {n: fault.code for n, fault in caught.value.inputs.items()}
 
 
@@ -103,90 +103,90 @@ def child(name: str, *spends: OutPoint) -> Tx:
     return tx(name, PAY, spends=spends)
 
 
-def test_what_the_chain_tells(house: House) -> None:
+def test_outputs_of_the_chain_without_a_record(local: LocalStore) -> None:
     name = output_hash(*at("fund"), body(PAY))
-    assert house.look(at("fund")) == Looked("OK", name)
-    spent = house.look(at("fund", 3))
+    assert local.look(at("fund")) == Looked("OK", name)
+    spent = local.look(at("fund", 3))
     assert (spent.status, spent.spender) == ("SPENT", (txid("spender"), 0))
-    assert [house.look(at("fund", index)).status for index in (1, 4)] == ["NOT_FOUND", "NOT_FOUND"]
-    assert house.look(at("nobody")).status == "NOT_FOUND"
-    record = house.record("fund")
+    assert [local.look(at("fund", index)).status for index in (1, 4)] == ["NOT_FOUND", "NOT_FOUND"]
+    assert local.look(at("unknown")).status == "NOT_FOUND"
+    record = local.record("fund")
     assert (record.block_ids, record.block_heights, record.subtree_idxs) == ([71], [2], [1])
     assert (record.total, record.fee, record.size, record.is_coinbase, record.mined) == (4, 3, 250, False, True)
-    assert house.record("coinbase").spending_height == 1 + MATURITY
-    with pytest.raises(TxFault, match="not"), house.disk.read() as txn:
-        look(house.real.view(txn), at("fund"), b"\xee" * 32)
+    assert local.record("coinbase").spending_height == 1 + MATURITY
+    with pytest.raises(TxFault, match="not"), local.disk.read() as txn:
+        look(local.real.view(txn), at("fund"), b"\xee" * 32)
 
 
-def test_a_claim_is_one_row(house: House) -> None:
+def test_a_claim_is_one_row(local: LocalStore) -> None:
     """An unmined transaction spends what a block created: no record is made of the parent."""
-    house.write(lambda view: submit(view, child("child", at("fund"))))
-    rows = house.rows()
+    local.write(lambda view: submit(view, child("child", at("fund"))))
+    rows = local.rows()
     key = claim_key(txid("fund"), 0, 0)
     assert [at for at in rows if at.startswith(txid("fund"))] == [key]
     assert rows[key] == claim(txid("child"), 0)
-    assert house.look(at("fund")).spender == (txid("child"), 0)
-    house.write(lambda view: spend(view, txid("child"), [at("fund")], 3))
-    assert house.rows() == rows
+    assert local.look(at("fund")).spender == (txid("child"), 0)
+    local.write(lambda view: spend(view, txid("child"), [at("fund")], 3))
+    assert local.rows() == rows
     rival = child("rival", at("fund", 2), at("fund"))
-    assert refusal(house, lambda view: submit(view, rival)) == ("UTXO_ERROR", {1: "SPENT"})
-    house.write(lambda view: view.release(at("fund"), claim(txid("rival"), 0)))
-    assert house.rows() == rows  # another's claim stays
-    house.write(lambda view: view.release(at("fund"), claim(txid("child"), 0)))
-    assert key not in house.rows()
-    assert house.look(at("fund")).status == "OK"
+    assert refusal(local, lambda view: submit(view, rival)) == ("UTXO_ERROR", {1: "SPENT"})
+    local.write(lambda view: view.release(at("fund"), claim(txid("rival"), 0)))
+    assert local.rows() == rows  # another's claim stays
+    local.write(lambda view: view.release(at("fund"), claim(txid("child"), 0)))
+    assert key not in local.rows()
+    assert local.look(at("fund")).status == "OK"
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_what_cant_be_spent(house: House, recorded: bool) -> None:
+def test_what_cant_be_spent(local: LocalStore, recorded: bool) -> None:
     if recorded:
         for name in ("fund", "coinbase"):
-            house.write(lambda view, name=name: view.need(txid(name)))  # type: ignore[misc]
-    inputs = [at("fund", 3), at("fund", 1), at("fund", 9), at("nobody"), at("fund", 2), at("fund", 2), at("coinbase")]
+            local.write(lambda view, name=name: view.need(txid(name)))  # type: ignore[misc]
+    inputs = [at("fund", 3), at("fund", 1), at("fund", 9), at("unknown"), at("fund", 2), at("fund", 2), at("coinbase")]
     codes = ["SPENT", "UTXO_NOT_FOUND", "UTXO_NOT_FOUND", "TX_NOT_FOUND", "SPENT", "COINBASE_IMMATURE"]
     wanted = dict(zip([0, 1, 2, 3, 5, 6], codes, strict=True))
-    assert refusal(house, lambda view: submit(view, child("child", *inputs))) == ("UTXO_ERROR", wanted)
-    house.real.height = MATURITY  # the next block is ripe for it; but the output is spent in the chain
+    assert refusal(local, lambda view: submit(view, child("child", *inputs))) == ("UTXO_ERROR", wanted)
+    local.real.height = MATURITY  # the next block is ripe for it; but the output is spent in the chain
     late = child("late", at("coinbase"))
-    assert refusal(house, lambda view: submit(view, late)) == ("UTXO_ERROR", {0: "SPENT"})
+    assert refusal(local, lambda view: submit(view, late)) == ("UTXO_ERROR", {0: "SPENT"})
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_freezing(house: House, recorded: bool) -> None:
+def test_freezing(local: LocalStore, recorded: bool) -> None:
     if recorded:
-        house.write(lambda view: view.need(txid("fund")))
-    before, out = house.rows(), at("fund", 2)
-    house.write(lambda view: states.freeze(view, out))
-    assert house.rows()[claim_key(txid("fund"), 0, 2)] == FROZEN
-    assert len(house.rows()) == len(before) + 1
-    assert house.look(out).status == "FROZEN"
-    frozen = refusal(house, lambda view: submit(view, child("child", out)))
+        local.write(lambda view: view.need(txid("fund")))
+    before, out = local.rows(), at("fund", 2)
+    local.write(lambda view: states.freeze(view, out))
+    assert local.rows()[claim_key(txid("fund"), 0, 2)] == FROZEN
+    assert len(local.rows()) == len(before) + 1
+    assert local.look(out).status == "FROZEN"
+    frozen = refusal(local, lambda view: submit(view, child("child", out)))
     assert frozen == ("UTXO_ERROR", {0: "FROZEN"})
-    assert refusal(house, lambda view: states.freeze(view, out))[0] == "ALREADY_FROZEN"
-    house.write(lambda view: states.unfreeze(view, out))
-    assert house.rows() == before
-    assert refusal(house, lambda view: states.unfreeze(view, out))[0] == "UTXO_NOT_FROZEN"
-    assert refusal(house, lambda view: states.freeze(view, at("fund", 3)))[0] == "SPENT"
-    assert refusal(house, lambda view: states.freeze(view, at("fund", 1)))[0] == "UTXO_NOT_FOUND"
-    assert refusal(house, lambda view: states.freeze(view, at("nobody")))[0] == "TX_NOT_FOUND"
+    assert refusal(local, lambda view: states.freeze(view, out))[0] == "ALREADY_FROZEN"
+    local.write(lambda view: states.unfreeze(view, out))
+    assert local.rows() == before
+    assert refusal(local, lambda view: states.unfreeze(view, out))[0] == "UTXO_NOT_FROZEN"
+    assert refusal(local, lambda view: states.freeze(view, at("fund", 3)))[0] == "SPENT"
+    assert refusal(local, lambda view: states.freeze(view, at("fund", 1)))[0] == "UTXO_NOT_FOUND"
+    assert refusal(local, lambda view: states.freeze(view, at("unknown")))[0] == "TX_NOT_FOUND"
 
 
-def test_a_reassignment_needs_a_record(house: House) -> None:
+def test_a_reassignment_needs_a_record(local: LocalStore) -> None:
     out, new = at("fund", 2), b"\xdd" * 32
-    assert refusal(house, lambda view: states.reassign(view, out, new, b"heir"))[0] == "UTXO_NOT_FROZEN"
-    house.write(lambda view: states.freeze(view, out))
-    house.write(lambda view: submit(view, child("child", at("fund"))))
-    house.write(lambda view: states.reassign(view, out, new, b"heir"))
-    record = house.record("fund")
+    assert refusal(local, lambda view: states.reassign(view, out, new, b"heir"))[0] == "UTXO_NOT_FROZEN"
+    local.write(lambda view: states.freeze(view, out))
+    local.write(lambda view: submit(view, child("child", at("fund"))))
+    local.write(lambda view: states.reassign(view, out, new, b"heir"))
+    record = local.record("fund")
     assert (record.recorded, record.spent, record.counted) == (3, 2, 4)
     assert record.reassignments == [Reassignment(2, output_hash(*out, body(PAY)), new, HEIGHT, HEIGHT + 4)]
-    assert house.look(out) == Looked("IMMATURE", new)
-    assert house.look(at("fund")).spender == (txid("child"), 0), "the claim came along"
-    early = refusal(house, lambda view: submit(view, child("heir", out)))
+    assert local.look(out) == Looked("IMMATURE", new)
+    assert local.look(at("fund")).spender == (txid("child"), 0), "the claim came along"
+    early = refusal(local, lambda view: submit(view, child("heir", out)))
     assert early == ("UTXO_ERROR", {0: "FROZEN_UNTIL"})
-    house.real.height = HEIGHT + 3
-    house.write(lambda view: submit(view, child("heir", out)))
-    assert house.record("fund").delete_at is None, "all of it is spent, but a reassigned output keeps it"
+    local.real.height = HEIGHT + 3
+    local.write(lambda view: submit(view, child("heir", out)))
+    assert local.record("fund").delete_at is None, "all of it is spent, but a reassigned output keeps it"
 
 
 NEEDS: list[Callable[[TxView], object]] = [
@@ -198,59 +198,59 @@ NEEDS: list[Callable[[TxView], object]] = [
 
 
 @pytest.mark.parametrize("need", NEEDS)
-def test_a_record_has_all_that_the_chain_tells(need: Callable[[TxView], object], house: House) -> None:
-    with house.disk.read() as txn:
-        view = house.real.view(txn)
+def test_a_record_has_all_that_the_chain_has(need: Callable[[TxView], object], local: LocalStore) -> None:
+    with local.disk.read() as txn:
+        view = local.real.view(txn)
         found = view.chain.find(txn, txid("fund"))
         assert found
         counted, slots = view.counted(found)
-    looked = [house.look(at("fund", index)) for index in range(5)]
-    house.write(need)
-    record = house.record("fund")
+    looked = [local.look(at("fund", index)) for index in range(5)]
+    local.write(need)
+    record = local.record("fund")
     assert (record.outputs, record.recorded, record.spent, record.total) == (4, 3, 1, 4)
     assert (counted.outputs, counted.recorded, counted.spent, counted.total) == (4, 3, 1, 4)
     assert (record.block_ids, record.main_ids, record.fee, record.size) == ([71], [71], 3, 250)
-    with house.disk.read() as txn:
-        view = house.real.view(txn)
+    with local.disk.read() as txn:
+        view = local.real.view(txn)
         assert dict(view.slots(txid("fund"))) == slots
         assert view.inputs(txid("fund")) == [at("coinbase")]
     if not record.locked and not record.conflicting:
-        assert [house.look(at("fund", index)) for index in range(5)] == looked
+        assert [local.look(at("fund", index)) for index in range(5)] == looked
 
 
-def test_what_is_all_spent_goes_so_long_after_the_last_spend(house: House) -> None:
-    with house.disk.read() as txn:
-        view = house.real.view(txn)
+def test_deletion_is_due_after_the_last_spend(local: LocalStore) -> None:
+    with local.disk.read() as txn:
+        view = local.real.view(txn)
         found = view.chain.find(txn, txid("coinbase"))
         assert found
         counted, _ = view.counted(found)
         assert counted.delete_at == HEIGHT + RETENTION
-    house.real.height = 7
-    house.write(lambda view: view.need(txid("coinbase")))
-    assert house.record("coinbase").delete_at == 7 + RETENTION
+    local.real.height = 7
+    local.write(lambda view: view.need(txid("coinbase")))
+    assert local.record("coinbase").delete_at == 7 + RETENTION
 
 
-def test_a_transaction_of_the_chain_is_no_new_one(house: House) -> None:
-    assert house.write(lambda view: submit(view, FUND)) is False
-    assert refusal(house, lambda view: create(view, FUND, 2))[0] == "TX_EXISTS"
-    assert house.rows() == {}
+def test_a_transaction_of_the_chain_is_no_new_one(local: LocalStore) -> None:
+    assert local.write(lambda view: submit(view, FUND)) is False
+    assert refusal(local, lambda view: create(view, FUND, 2))[0] == "TX_EXISTS"
+    assert local.rows() == {}
 
 
-def test_a_conflict_with_the_chain_cant_be_won(house: House) -> None:
-    house.write(lambda view: create(view, child("wins", at("fund", 3)), 2, conflicting=True))
-    assert house.record("fund").conflicting_children == [txid("wins")]
-    refused = refusal(house, lambda view: conflicts.decide(view, [txid("wins")], 3))
+def test_a_conflict_with_the_chain_cant_be_won(local: LocalStore) -> None:
+    local.write(lambda view: create(view, child("wins", at("fund", 3)), 2, conflicting=True))
+    assert local.record("fund").conflicting_children == [txid("wins")]
+    refused = refusal(local, lambda view: conflicts.decide(view, [txid("wins")], 3))
     assert refused[0] == "PROCESSING"
-    assert house.look(at("fund", 3)).spender == (txid("spender"), 0)
+    assert local.look(at("fund", 3)).spender == (txid("spender"), 0)
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_who_takes_an_output_over_is_not_counted_twice(house: House, recorded: bool) -> None:
+def test_an_output_claimed_again_is_not_counted_twice(local: LocalStore, recorded: bool) -> None:
     """A block may spend what an unmined transaction has claimed, and what is frozen."""
     if recorded:
-        house.write(lambda view: view.need(txid("fund")))
-    house.write(lambda view: submit(view, child("child", at("fund"))))
-    house.write(lambda view: states.freeze(view, at("fund", 2)))
+        local.write(lambda view: view.need(txid("fund")))
+    local.write(lambda view: submit(view, child("child", at("fund"))))
+    local.write(lambda view: states.freeze(view, at("fund", 2)))
     for index, name in ((0, "block"), (2, "block"), (2, "other")):
 
         def take(view: TxView, index: int = index, name: str = name) -> None:
@@ -260,80 +260,81 @@ def test_who_takes_an_output_over_is_not_counted_twice(house: House, recorded: b
             if held.chain_tx is None:
                 view.settle(held.txid, held.record, 3)
 
-        house.write(take)
-        assert house.look(at("fund", index)).spender == (txid(name), 1)
-    house.write(lambda view: view.need(txid("fund")))
-    record = house.record("fund")
+        local.write(take)
+        assert local.look(at("fund", index)).spender == (txid(name), 1)
+    local.write(lambda view: view.need(txid("fund")))
+    record = local.record("fund")
     assert (record.recorded, record.spent) == (3, 3)
 
 
 @pytest.mark.parametrize("mined", [True, False])
-def test_a_submission_and_its_block_in_one_commit(house: House, mined: bool) -> None:
+def test_a_submission_and_its_block_in_one_commit(local: LocalStore, mined: bool) -> None:
     """The block has the submission, or another transaction that spends the same output; both come as bytes."""
     submitted, rival = child("child", at("fund")), child("rival", at("fund"))
-    turns, sender = Turns(house.chain), Listener()
+    turns, sender = Turns(local.chain), Listener()
     third = message(block(SECOND, submitted if mined else rival), sender)
-    assert isinstance(third.event(house.chain.decode), RawBlock)
+    assert isinstance(third.event(local.chain.decode), RawBlock)
     take(turns, message(TxSubmitted(tx=submitted, seq=1), sender), third)
     assert sender.said() == [(1, "duplicate" if mined else "UTXO_ERROR")], "the chain is ahead of what waits with it"
-    assert house.look(at("fund")).spender == (txid("child" if mined else "rival"), 0)
-    assert house.rows() == {}
+    assert local.look(at("fund")).spender == (txid("child" if mined else "rival"), 0)
+    assert local.rows() == {}
 
 
-def test_a_block_of_bytes_mines_what_waits(house: House) -> None:
+def test_a_block_of_bytes_mines_what_waits(local: LocalStore) -> None:
     """A block is made of objects only where it touches a record: its transaction's, or a claim on what it spends."""
-    house.write(lambda view: submit(view, child("child", at("fund"))))
-    house.write(lambda view: submit(view, child("loser", at("fund", 2))))
-    house.chain.tx_blocks.settle() if house.chain.tx_blocks else None
+    local.write(lambda view: submit(view, child("child", at("fund"))))
+    local.write(lambda view: submit(view, child("loser", at("fund", 2))))
+    assert local.chain.tx_blocks is not None
+    local.chain.tx_blocks.settle()
     third = block(SECOND, child("child", at("fund")), child("rival", at("fund", 2)))
-    take(Turns(house.chain), message(third, Listener()))
-    record, loser = house.record("child"), house.record("loser")
+    take(Turns(local.chain), message(third, Listener()))
+    record, loser = local.record("child"), local.record("loser")
     assert (record.mined, record.block_heights, record.conflicting) == (True, [3], False)
     assert (loser.mined, loser.conflicting) == (False, True)
-    assert house.look(at("fund", 2)).spender == (txid("rival"), 0)
+    assert local.look(at("fund", 2)).spender == (txid("rival"), 0)
 
 
-def test_a_rollback_does_not_make_up_what_is_not_there(house: House) -> None:
+def test_a_rollback_needs_the_outputs_of_blocks_that_stay(local: LocalStore) -> None:
     """A claim on an output of the blocks that stay needs the output; without it nothing goes back."""
     third = block(SECOND, child("child", at("fund")))
-    assert house.chain.apply(third, None)
-    house.chain.commit()
-    before = dump(house.chain.store)
-    outputs = rows(house.chain.store, OUTPUT)
-    house.disk.write(lambda txn: [txn.delete(key, db=house.disk.tables[OUTPUT]) for key in outputs])
+    assert local.chain.apply(third, None)
+    local.chain.commit()
+    before = dump(local.chain.store)
+    outputs = rows(local.chain.store, OUTPUT)
+    local.disk.write(lambda txn: [txn.delete(key, db=local.disk.tables[OUTPUT]) for key in outputs])
     with pytest.raises(Damaged, match="is not there"):
-        house.chain.rollback(back_to(SECOND))
-    house.disk.write(lambda txn: [txn.put(key, row, db=house.disk.tables[OUTPUT]) for key, row in outputs.items()])
-    assert dump(house.chain.store) == before
-    house.chain.rollback(back_to(SECOND))
-    assert house.record("child").unmined_since == 3
-    assert house.look(at("fund")).spender == (txid("child"), 0)
+        local.chain.rollback(back_to(SECOND))
+    local.disk.write(lambda txn: [txn.put(key, row, db=local.disk.tables[OUTPUT]) for key, row in outputs.items()])
+    assert dump(local.chain.store) == before
+    local.chain.rollback(back_to(SECOND))
+    assert local.record("child").unmined_since == 3
+    assert local.look(at("fund")).spender == (txid("child"), 0)
 
 
-def test_who_builds_on_several_losers_is_looked_for_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_of_several_losers_are_searched_once(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Coinbases of a block that goes back lose, with a long chain that spends all of them."""
     length, asked, children = 30, Counter[bytes](), conflicts.children
     coinbases = [tx(f"coinbase {n}", PAY, coinbase=True) for n in range(length)]
     links = [tx(f"link {n}", PAY, spends=[at(f"coinbase {n}"), at(f"link {n - 1}")][: n + 1]) for n in range(length)]
     third = block(SECOND, *coinbases, block_id=72)
-    feed(house.chain, third, block(third, *links, block_id=73))
+    feed(local.chain, third, block(third, *links, block_id=73))
 
     def counted(view: TxView, name: bytes) -> list[bytes]:
         asked[name] += 1
         return children(view, name)
 
     monkeypatch.setattr(conflicts, "children", counted)
-    assert house.chain.rollback(back_to(SECOND))
-    assert all(house.record(f"link {n}").conflicting for n in range(length))
+    assert local.chain.rollback(back_to(SECOND))
+    assert all(local.record(f"link {n}").conflicting for n in range(length))
     assert max(asked.values()) <= 2 and asked.total() <= 4 * length
 
 
 @pytest.mark.parametrize("begun", range(5))
 @pytest.mark.parametrize("waiting", range(3))
-def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, house: House) -> None:
+def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, local: LocalStore) -> None:
     """A large submission is stored in commits of its own, also between the arrival of blocks and their commit."""
     paid = tx("paid", PAY, PAY, spends=[at("fund")], raw=b"raw")
-    creation = Creation(house.real, paid, new_records.draft(house.real.rules, paid, HEIGHT), created=lambda *_: None)
+    creation = Creation(local.real, paid, new_records.draft(local.real.rules, paid, HEIGHT), created=lambda *_: None)
     steps: list[Callable[[TxView], None]] = [
         creation.begin,
         partial(creation.page, 0),
@@ -346,18 +347,18 @@ def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, h
     def carry_out(some: list[Callable[[TxView], None]]) -> None:
         for step in some:
             with suppress(TxFault, Overtaken):  # the chain has the transaction already
-                house.chain.write_alone(step)
+                local.chain.write_alone(step)
 
     carry_out(steps[:begun])
     for number, each in enumerate((third, fourth)):
         if number == waiting:
             carry_out(steps[begun:])
-        assert house.chain.apply(each, None)
+        assert local.chain.apply(each, None)
     if waiting == 2:
         carry_out(steps[begun:])
-    house.chain.commit()
+    local.chain.commit()
     for blocks in ((), (block(SECOND, tx("rival", PAY, spends=[at("fund")]), block_id=74),)):
         if blocks:
-            house.chain.rollback(back_to(SECOND))
-            feed(house.chain, *blocks)
-        assert audit(house.real) == Audited([], [])
+            local.chain.rollback(back_to(SECOND))
+            feed(local.chain, *blocks)
+        assert audit(local.real) == Audited([], [])

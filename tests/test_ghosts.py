@@ -17,7 +17,7 @@ from inconsistent_messages import INLINE, LARGE, MATURITY, RETENTION, WINDOW, Wo
 from messages import Line, Listener, follow, message, take
 from msgspec import structs
 from pruning import LocalStore, open_local_store
-from stores import look
+from stores import Looked, look
 
 import handlers.ghosts
 import storage.ghost_index
@@ -25,6 +25,7 @@ import storage.ghosts
 import storage.history.values
 from handlers import conflicts
 from handlers.audit import Audited, audit
+from handlers.bodies import body
 from handlers.causes import BlockRolledBack, InBlock
 from handlers.events import Fact, Inbound, TxConflicting, TxStatusChanged
 from handlers.spending import Rules
@@ -33,6 +34,7 @@ from storage.ghost_index import BY_ID, BY_PARENT
 from storage.ghost_layout import INDEX, LIVE, META, SPEND, TABLES
 from storage.history.bits import set_stored
 from storage.history.layout import words
+from storage.pool_layout import output_hash
 from storage.windows import Windows
 
 MET = Branches()
@@ -133,7 +135,7 @@ def test_the_stories_met_what_they_are_about() -> None:
 # --- one after the other ---------------------------------------------------------------------------------------------
 
 PAY = output("ann", 7)
-ONE = block(None, tx("coin", *[PAY] * 6, coinbase=True), tx("other", PAY))
+ONE = block(None, tx("coin", *[output("bob", 7)] * 6, coinbase=True), tx("other", PAY))
 TWO = block(ONE, tx("a", PAY, PAY, spends=[at("coin")]), tx("b", PAY, spends=[at("a"), at("coin", 1)]))
 THREE = block(TWO, tx("c", PAY, spends=[at("b"), at("a", 1)]), tx("d", PAY, spends=[at("other")]))
 
@@ -162,6 +164,9 @@ def test_a_rollback_writes_no_records_and_the_same_blocks_leave_nothing(local: L
     local.chain.rollback(back_to(ONE))
     assert {"tx", "tx_unmined"}.isdisjoint(rows(local))
     assert set(TABLES) == rows(local).keys()
+    with local.disk.read() as txn:
+        found = look(local.transactions.view(txn), at("c"))
+    assert found == Looked("OK", output_hash(*at("c"), body(PAY))), "bodies of the blocks that stay are before it"
     assert told(local) == [(name, "pending", BlockRolledBack()) for name in ("c", "d", "a", "b")]
     feed(local.chain, TWO, THREE)
     assert rows(local) == {}
