@@ -96,7 +96,7 @@ def test_a_restored_store_is_the_same_and_feeding_continues(source: Daemon, save
 
 
 def test_a_backup_made_while_blocks_come_is_of_one_block(tmp_path: Path) -> None:
-    """Each backup made beside a feeder is a sound store with the set of its tip, and can be fed to the end."""
+    """Each backup made next to a feeder is a sound store with the set of its tip, and can be fed to the end."""
     (tmp_path / "live").mkdir()
     with running(tmp_path / "live", transactions=KEPT, batch={"max_delay_ms": 0}) as live:
         enough = Event()
@@ -218,7 +218,7 @@ def test_a_store_that_grows_too_much_meanwhile_ends_the_backup(tmp_path: Path) -
         assert not (tmp_path / "b").exists() and not (tmp_path / "b.partial").exists()
 
 
-def test_what_is_not_inside_is_said(tmp_path: Path) -> None:
+def test_parts_that_are_not_included_are_named(tmp_path: Path) -> None:
     with home(tmp_path) as daemon:
         daemon.start()
         assert daemon.term() == 0
@@ -254,7 +254,7 @@ def test_blobs_stay_while_they_are_copied(tmp_path: Path) -> None:
     assert blobs.delete(name) and blobs.get(name) is None
 
 
-def test_a_reader_that_stands_still_ends_the_backup(source: Daemon, tmp_path: Path) -> None:
+def test_a_stalled_reader_ends_the_backup(source: Daemon, tmp_path: Path) -> None:
     (tmp_path / "utxod.toml").write_text(source.config.read_text() + '[store]\nmax_reader_age = "500ms"\n')
     command = [sys.executable, "-m", "daemon.cli", "backup", "-", "--config", str(tmp_path / "utxod.toml")]
     with subprocess.Popen(

@@ -102,7 +102,7 @@ def test_a_file_is_known_by_its_inode_and_its_birth(tmp_path: Path) -> None:
     assert not Home(1, 5, True).is_at(Home(1, 6, True))
 
 
-def test_pages_copied_beside_a_writer_are_of_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_copied_during_writes_are_of_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.page_copy, "_CHUNK", 16 << 10)
     tables, ended = (META, "rows"), Event()
     (tmp_path / "store").mkdir()

@@ -1,4 +1,4 @@
-"""A damaged store is named, by every command and at the start; nothing of it is a crash that comes again and again."""
+"""Every command and every start reports a damaged store; none crashes again and again."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def zeros_inside(table: str, kind: str | None = None) -> Callable[[Hand], None]:
 
 @both
 def test_zeros_in_the_middle(store: Daemon) -> None:
-    """As a disk leaves them that has lost writes: whoever reads there says so, and takes nothing for missing."""
+    """As a disk leaves them that has lost writes: every reader reports it, and nothing counts as missing."""
     harm(folder(store), zeros_inside(OUTPUT))
     refused(store, "verify", "the value of outputs from number .* does not have the checksum")
     refused(store, "export", "the value of number .* does not have the checksum")
@@ -341,7 +341,7 @@ def test_a_store_that_is_written_is_not_called_damaged(tmp_path: Path) -> None:
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_child_that_is_killed_by_the_engine_says_how_far_it_came() -> None:
+def test_a_child_killed_while_reading_reports_its_place() -> None:
     code = (
         "import os, sys\n"
         "from daemon.child import Place, go_on_in_child\n"
@@ -427,7 +427,7 @@ def test_a_daemon_that_was_ended_by_its_store_is_not_started_again(store: Daemon
         ([], False),
     ],
 )
-def test_a_stack_says_whether_the_store_was_used(frames: list[str], refuses: bool, tmp_path: Path) -> None:
+def test_a_stack_shows_whether_the_store_was_used(frames: list[str], refuses: bool, tmp_path: Path) -> None:
     """The loop, in the main thread, never reads the store: a stuck one is ended by the watchdog, with SIGABRT."""
     stack = "".join(f'  File "{ROOT / path}", line 7 in work\n' for path in frames)
     (tmp_path / "crash").write_text(f"Fatal Python error: Aborted\n\nStack (most recent call first):\n{stack}")
@@ -440,7 +440,7 @@ def test_a_stack_says_whether_the_store_was_used(frames: list[str], refuses: boo
         assert [line["event"] for line in logs] == ["crash_found"]
 
 
-def test_a_signal_that_has_nothing_to_do_with_the_store_is_only_told(store: Daemon) -> None:
+def test_a_signal_from_outside_is_only_logged(store: Daemon) -> None:
     store.start()
     with store.client() as client:
         client.hello()
@@ -512,7 +512,7 @@ for table in (TX, OUTPUT):
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_a_row_that_nobody_expects_is_one_line(store: Daemon, kind: str) -> None:
+def test_an_unreadable_row_is_one_line(store: Daemon, kind: str) -> None:
     """Whatever the code that reads it raises: no traceback, and what to do. In this process: it is many commands."""
     damage, asked = ROWS[kind]
     harm(folder(store), damage)

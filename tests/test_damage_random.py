@@ -31,7 +31,7 @@ UNPROTECTED = {"pruner_job", "tx", "utxo_meta"}
 
 @pytest.fixture(scope="module", params=KINDS)
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a sound store: blocks, a fork that was taken back, pruned ones, pending transactions."""
+    """Return the folder of a sound store: blocks, a fork that was rolled back, pruned ones, pending transactions."""
     folder = tmp_path_factory.mktemp(request.param)
     blocks = chain(40, outputs=20)
     more = chain(3, blocks[-1], outputs=2)

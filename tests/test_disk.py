@@ -45,7 +45,7 @@ def child(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-# --- whose store it is ---------------------------------------------------------------------------------------------
+# --- format, kind, chain, indexes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("written", [1, FORMAT + 1])
@@ -139,7 +139,7 @@ def test_a_store_without_indexes_keeps_the_set_all_the_same(tmp_path: Path) -> N
             assert not any(chain.store.stored(txn).index(name).runs for name in NAMES)
 
 
-def test_a_store_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_store_continues_where_it_stopped(tmp_path: Path) -> None:
     first = block(None, tx("O", output("ann")))
     with open_chain(tmp_path) as chain:
         chain.seed(genesis(bob=1))
@@ -191,7 +191,7 @@ def test_a_store_that_cannot_be_opened_is_not_held(tmp_path: Path) -> None:
             Disk(tmp_path, TABLES)
 
 
-# --- reading beside the writer -------------------------------------------------------------------------------------
+# --- reading next to the writer -------------------------------------------------------------------------------------
 
 READING = """
 import sys
@@ -243,7 +243,7 @@ def test_a_reader_in_another_process_sees_block_boundaries_and_survives_growth(t
         assert process.wait(60) == 0
 
 
-def test_a_reader_keeps_its_state_while_the_writer_goes_on(tmp_path: Path) -> None:
+def test_a_reader_keeps_its_state_while_blocks_are_written(tmp_path: Path) -> None:
     first = block(None, tx("O", output("ann")))
     with open_chain(tmp_path) as chain:
         feed(chain, first)
@@ -275,7 +275,7 @@ def test_reading_needs_a_store(tmp_path: Path) -> None:
 # --- the map -------------------------------------------------------------------------------------------------------
 
 
-def test_growth_is_told(tmp_path: Path) -> None:
+def test_growth_is_reported(tmp_path: Path) -> None:
     sizes: list[int] = []
     with Disk(tmp_path, TABLES, map_size=MIB, durable=False, on_grow=sizes.append) as disk:
         meta = disk.tables[META]

@@ -80,7 +80,7 @@ BLOCKS = [  # numbers: the genesis has 0 to 7, the first block 8 to 10, the seco
 ]
 
 
-def tell(chain: Chain) -> None:
+def apply_all(chain: Chain) -> None:
     chain.seed(SEED)
     feed(chain, BLOCKS[0])
     feed(chain, BLOCKS[1])
@@ -95,9 +95,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(tmp_path: Path, keys: None) -> Iterator[Chain]:
+def applied(tmp_path: Path, keys: None) -> Iterator[Chain]:
     with open_chain(tmp_path, indexes=NAMES) as chain:
-        tell(chain)
+        apply_all(chain)
         yield chain
 
 
@@ -151,10 +151,10 @@ def test_the_format_has_a_number_and_a_page() -> None:
     assert [table for table in (*ALL_TABLES, *MMR_TABLES) if f"`{table.rstrip('*')}`" not in page] == []
 
 
-def test_a_block(told: Chain) -> None:
+def test_a_block(applied: Chain) -> None:
     """Place; first number, numbers; counts; failed; size, previous, header, block id, era, issuer."""
     zero, first, second = f"c420{'00' * 32}", f"c420{FIRST.hex()}", f"c420{SECOND.hex()}"
-    assert rows(told.store, "history_block") == {
+    assert rows(applied.store, "history_block") == {
         big(0, 4): row(f"dc0011 00 00 {zero} c0 c0 00 08 01 01 00 c2 c0 c0 c0 c0 c0 c0"),
         big(1, 4): row(
             f"dc0011 64 cd07d0 {first} ce68c15260 cd01c2 08 03 01 02 00 c2"
@@ -164,10 +164,10 @@ def test_a_block(told: Chain) -> None:
     }
 
 
-def test_a_transaction(told: Chain) -> None:
+def test_a_transaction(applied: Chain) -> None:
     """Number, id, fee; count of outputs and flags: 1 invalid, 2 collateral return, 4 coinbase; block, size, subtree."""
     nothing = little(-(1 << 63), 8)
-    assert rows(told.store, "history_tx") == {
+    assert rows(applied.store, "history_tx") == {
         big(0): value(1, little(0, 8) + GENESIS + nothing + little(8 << 3, 4) + little(0, 4) + b"\xff" * 8),
         big(8): value(
             1,
@@ -191,7 +191,7 @@ def test_a_transaction(told: Chain) -> None:
     }
 
 
-BESIDE = bytes.fromhex(  # assets, datum hash, inline datum, script, its hash, is a collateral return; the hash's datum
+OTHERS = bytes.fromhex(  # assets, datum hash, inline datum, script, its hash, is a collateral return; the hash's datum
     f"97 92 93 c41c{POLICY} c404676f6c64 05 93 c41c{POLICY} c400 cf7fffffffffffffff"
     f"c420{'d1' * 32} c4020102 c40103 c41c{'d2' * 28} c2 c0"
 )
@@ -199,30 +199,30 @@ NAMED = bytes.fromhex(f"97 90 c420{UNIT_HASH.hex()} c0 c0 c0 c2 c403{UNIT.hex()}
 RETURNED = bytes.fromhex("97 90 c0 c0 c0 c0 c3 c0")
 
 
-def test_an_output(told: Chain) -> None:
+def test_an_output(applied: Chain) -> None:
     """Number, value, how long the address is, how long all of it is; then addresses and what is behind them."""
 
-    def head(number: int, amount: int, address: int, beside: bytes = b"") -> bytes:
-        return little(number, 8) + amount.to_bytes(8, "little") + little(address, 4) + little(address + len(beside), 4)
+    def head(number: int, amount: int, address: int, other: bytes = b"") -> bytes:
+        return little(number, 8) + amount.to_bytes(8, "little") + little(address, 4) + little(address + len(other), 4)
 
     short, long = bytes.fromhex(PLAIN), bytes.fromhex(BASE)
-    assert rows(told.store, "history_output") == {
+    assert rows(applied.store, "history_output") == {
         big(7): value(1, head(7, 1000, 29) + short),
-        big(8): value(2, head(8, 1, 29) + head(10, 2**64 - 1, 57, BESIDE) + short + long + BESIDE),
+        big(8): value(2, head(8, 1, 29) + head(10, 2**64 - 1, 57, OTHERS) + short + long + OTHERS),
         big(11): value(2, head(11, 300, 29, NAMED) + head(13, 2, 29, RETURNED) + short + NAMED + short + RETURNED),
     }
 
 
-def test_the_unspent_bits(told: Chain) -> None:
+def test_the_unspent_bits(applied: Chain) -> None:
     bits = bytes([0, 0b100100]) + bytes(126)  # outputs 10 and 13
-    assert rows(told.store, "history_live") == {bytes(4): bits + crc(bits)}
+    assert rows(applied.store, "history_live") == {bytes(4): bits + crc(bits)}
 
 
-def test_an_undo_log(told: Chain) -> None:
+def test_an_undo_log(applied: Chain) -> None:
     """Of each spend the output, the spender counted from the block's first number, and the input; then datums."""
     spends = [(7, 0, 0), (8, 0, 1), (11, 1, 0)]
     written = b"".join(little(number, 8) + little(spender, 4) + little(at, 4) for number, spender, at in spends)
-    assert rows(told.store, "history_undo") == {
+    assert rows(applied.store, "history_undo") == {
         big(1, 4) + big(0, 4): value(0, b""),
         big(2, 4) + big(0, 4): value(3, written),
         big(2, 4) + big(1 << 31, 4): value(1, bytes.fromhex("92 02 91 c40180")),
@@ -279,16 +279,16 @@ def entries_of(kind: str, listed: Entries) -> list[tuple[int, int, bytes]]:
     return sorted(entries)
 
 
-def test_runs(told: Chain) -> None:
+def test_runs(applied: Chain) -> None:
     expected = Rows()
     for run, (kind, listed) in enumerate(RUNS, start=1):
         entries = entries_of(kind, listed)
-        written = [entry.to_bytes(8, "little") + little(number, 8) + beside for entry, number, beside in entries]
+        written = [entry.to_bytes(8, "little") + little(number, 8) + other for entry, number, other in entries]
         expected[big(run, 4) + big(entries[0][0]) + big(entries[0][1])] = value(len(entries), b"".join(written))
-    assert rows(told.store, "history_run") == expected
+    assert rows(applied.store, "history_run") == expected
 
 
-def test_a_filter(told: Chain) -> None:
+def test_a_filter(applied: Chain) -> None:
     """One word is enough for a few entries; each has up to four bits in it."""
     expected = Rows()
     for run, (kind, listed) in enumerate(RUNS, start=1):
@@ -297,7 +297,7 @@ def test_a_filter(told: Chain) -> None:
             for key, _, _ in entries_of(kind, listed):
                 word |= sum({1 << (key >> shift & 63) for shift in (0, 6, 12, 18)})
             expected[big(run, 4) + big(0, 4)] = value(1, word.to_bytes(8, "little"))
-    assert rows(told.store, "history_filter") == expected
+    assert rows(applied.store, "history_filter") == expected
 
 
 def test_the_word_of_a_filter(tmp_path: Path, keys: None) -> None:
@@ -313,7 +313,7 @@ def test_the_word_of_a_filter(tmp_path: Path, keys: None) -> None:
     assert list(found.values()) == [value(9, b"".join(word.to_bytes(8, "little") for word in words))]
 
 
-def test_the_meta_rows(told: Chain) -> None:
+def test_the_meta_rows(applied: Chain) -> None:
     lists = {f"runs:{kind}".encode(): bytearray() for kind, _ in RUNS}
     counts = dict.fromkeys(lists, 0)
     for run, (kind, listed) in enumerate(RUNS, start=1):
@@ -323,7 +323,7 @@ def test_the_meta_rows(told: Chain) -> None:
         entries = len(entries_of(kind, listed))
         lists[f"runs:{kind}".encode()] += bytes((0x97, run, low, high, 0, entries, entries, entries))
         counts[f"runs:{kind}".encode()] += 1
-    assert rows(told.store, "utxo_meta") == {
+    assert rows(applied.store, "utxo_meta") == {
         b"format": bytes.fromhex("00000004"),
         b"chain": b"cardano/mainnet",
         b"genesis": bytes.fromhex("525dd42f11ded063c8266ce92609da47d24ac3ab0473aa580ab9140ead90f180"),
@@ -339,44 +339,44 @@ def test_a_list_of_runs() -> None:
     assert seal_row(listed) == row("94 91 97 03 00 09 01 05 06 02 91 97 9103 04 01 02 07 08 01 91 02 94 03 00 04 01")
 
 
-def test_the_genesis_is_remembered_by_its_digest(told: Chain) -> None:
+def test_the_genesis_is_remembered_by_its_digest(applied: Chain) -> None:
     """It is that of the outputs in MessagePack with every field, those with default values too."""
     nothing = "aa646174756d5f68617368 c0 ac696e6c696e655f646174756d c0 aa7363726970745f726566 c0"
     nothing += "af7363726970745f7265665f68617368 c0 a97370656e6461626c65 c3"
     output = f"88 a761646472657373 c41d{PLAIN} a576616c7565 cd03e8 a6617373657473 90 {nothing}"
     whole = f"91 83 a474786964 c420{GENESIS.hex()} a5696e646578 07 a66f7574707574 {output}"
     digest = blake2b(bytes.fromhex(whole), digest_size=32).digest()
-    assert rows(told.store, "utxo_meta")[b"genesis"] == digest
+    assert rows(applied.store, "utxo_meta")[b"genesis"] == digest
 
 
 # --- what changes them ---------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_id_that_is_used_again(told: Chain) -> None:
+def test_a_transaction_id_that_is_used_again(applied: Chain) -> None:
     """What it replaces is spent by it, with no input."""
-    feed(told, BlockApplied(height=102, hash=THIRD, txs=[Tx(FUNDS, [], [plain(1)], coinbase=True)]))
+    feed(applied, BlockApplied(height=102, hash=THIRD, txs=[Tx(FUNDS, [], [plain(1)], coinbase=True)]))
     replaced = little(10, 8) + little(0, 4) + b"\xff" * 4
-    assert rows(told.store, "history_undo")[big(3, 4) + big(0, 4)] == value(1, replaced)
+    assert rows(applied.store, "history_undo")[big(3, 4) + big(0, 4)] == value(1, replaced)
     bits = bytes([0, 0b1100000]) + bytes(126)  # outputs 13 and 14
-    assert rows(told.store, "history_live") == {bytes(4): bits + crc(bits)}
+    assert rows(applied.store, "history_live") == {bytes(4): bits + crc(bits)}
 
 
-def test_a_rollback_gives_numbers_back(told: Chain) -> None:
-    """Runs of what was taken back wait to be deleted."""
-    told.rollback(back_to(BLOCKS[0]))
+def test_a_rollback_gives_numbers_back(applied: Chain) -> None:
+    """Runs of blocks that were rolled back wait to be deleted."""
+    applied.rollback(back_to(BLOCKS[0]))
     bits = bytes([0b10000000, 0b101]) + bytes(126)
-    assert rows(told.store, "history_live") == {bytes(4): bits + crc(bits)}
-    meta = rows(told.store, "utxo_meta")
+    assert rows(applied.store, "history_live") == {bytes(4): bits + crc(bits)}
+    meta = rows(applied.store, "utxo_meta")
     assert meta[b"state"] == row("97 9403 05 07 0b 01 03 00 0b 63 16")
     assert meta[b"runs:txid"] == row(f"94 92 97 01 00 08 00 01 01 01 97 06 08 0b 00 01 01 01 90 91 10 {NO_COUNT}")
-    assert max(rows(told.store, "history_tx")) == big(8)
-    assert max(rows(told.store, "history_output")) == big(8)
+    assert max(rows(applied.store, "history_tx")) == big(8)
+    assert max(rows(applied.store, "history_output")) == big(8)
 
 
 def test_what_pruning_leaves(tmp_path: Path, keys: None) -> None:
     """Undo logs up to the floor go, and runs of spends with them; every block keeps its row."""
     with open_chain(tmp_path, **Options(prune_depth=0, rollback_window=1)) as chain:
-        tell(chain)
+        apply_all(chain)
         third = BlockApplied(height=102, hash=THIRD)
         feed(chain, third)
         feed(chain, block(third, hash=b"\xb4" * 32))

@@ -59,11 +59,11 @@ def test_the_bytes_of_a_value_that_has_lost_nodes() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_bytes_of_what_was_let_go(nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_removed_nodes(nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two dead siblings their parent is left. A value without a node has no row."""
     small_nodes(monkeypatch, nodes)
     with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0) as chain:
-        last = told(chain)
+        last = feed_six(chain)
         before = rows(chain.store, NODE)
         assert list(before) == [big(first) for first in range(0, 11, nodes)]
         feed(chain, last := block(last), block(last))
@@ -75,8 +75,8 @@ def test_bytes_of_what_was_let_go(nodes: int, tmp_path: Path, monkeypatch: pytes
         assert rows(chain.store, NODE) == left
 
 
-def told(chain: Chain) -> BlockApplied:
-    """Tell a chain of six outputs, of which the first two are spent."""
+def feed_six(chain: Chain) -> BlockApplied:
+    """Feed a chain of six outputs, of which the first two are spent."""
     first = block(None, tx("six", *(output("ann") for _ in range(6))))
     last = block(first, tx("spend", spends=[at("six", 0), at("six", 1)]))
     feed(chain, first)
@@ -84,11 +84,11 @@ def told(chain: Chain) -> BlockApplied:
     return last
 
 
-def test_where_letting_go_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn looks at four values for each block; at the end it begins anew."""
+def test_thinning_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn looks at four values for each block; at the end it begins again."""
     small_nodes(monkeypatch, nodes=1)
     with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0) as chain:
-        last = told(chain)
+        last = feed_six(chain)
         assert THIN_AT not in rows(chain.store, "utxo_meta")
         feed(chain, last := block(last), block(last))
         prune_all(chain)

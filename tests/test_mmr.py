@@ -1,4 +1,4 @@
-"""Mountain ranges by the tables of Grin's: positions, families, peaks, roots, proofs; and what a proof can't be."""
+"""MMRs by the tables of Grin: positions, families, peaks, roots, proofs; and what a proof can't be."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rows(nodes: Bytes) -> list[bytes]:
 
 
 class Range:
-    """A mountain range in a list, made in one go or leaf by leaf."""
+    """An MMR in a list, made in one go or leaf by leaf."""
 
     def __init__(self, data: Sequence[bytes] = ()) -> None:
         self.data: list[bytes] = []
@@ -183,7 +183,7 @@ def test_positions_of_many_are_those_of_each() -> None:
 
 
 @given(st.integers(0, 70), st.integers(0, 9), st.randoms(use_true_random=False))
-def test_changed_chunks_are_hashed_anew_and_what_is_above_them(chunks: int, more: int, random: Random) -> None:
+def test_changed_chunks_and_their_ancestors_are_hashed_again(chunks: int, more: int, random: Random) -> None:
     """With some leaves changed and some new, every node is as if they had always been these."""
     data = [random.randbytes(128) for _ in range(chunks + more)]
     old, new = Range(data[:chunks]), list(data)

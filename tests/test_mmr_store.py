@@ -1,4 +1,4 @@
-"""Mountain ranges of a store: leaves, values of nodes, what is let go and what a proof needs of it."""
+"""The MMR of a store: leaves, values of nodes, removed nodes, what proofs need."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from storage.history.verify import verify
 from storage.mmr import U64
 from storage.rows import BlockRow, Body
 
-Beside = tuple[list[tuple[bytes, bytes, int]], bytes | None, bytes | None, bytes | None, bytes | None]
+OtherFields = tuple[list[tuple[bytes, bytes, int]], bytes | None, bytes | None, bytes | None, bytes | None]
 
 # --- leaves --------------------------------------------------------------------------------------------------------
 
@@ -61,13 +61,13 @@ def test_leaves_are_the_records_that_clients_are_given(family: Family, network: 
     row = BlockRow(70_000, 1 << 33, bytes(range(32)), None, 5)
     outputs = [random_output(rng, MET) for _ in range(300)]
     outputs += [Output(address, 1 << n) for n, address in enumerate([bytes(129), bytes(4000), b""])]
-    bodies = [Body(o.address, o.value, *beside(o), is_collateral_return=n % 7 == 0) for n, o in enumerate(outputs)]
+    bodies = [Body(o.address, o.value, *others(o), is_collateral_return=n % 7 == 0) for n, o in enumerate(outputs)]
     positions = np.arange(len(bodies)) * 1_000_003
     txids = [rng.randbytes(32) for _ in bodies]
     extra = {
-        n: msgspec.msgpack.encode(Extra(*beside(body), is_collateral_return=body.is_collateral_return))
+        n: msgspec.msgpack.encode(Extra(*others(body), is_collateral_return=body.is_collateral_return))
         for n, body in enumerate(bodies)
-        if body.is_collateral_return or beside(body) != beside(Output(b"", 0))
+        if body.is_collateral_return or others(body) != others(Output(b"", 0))
     }
     assert 10 < len(extra) < 250
     born = Born(
@@ -83,7 +83,7 @@ def test_leaves_are_the_records_that_clients_are_given(family: Family, network: 
         assert found == int(positions[n]).to_bytes(8, "big") + writer.pair(Entry(txids[n], index, bodies[n], row))
 
 
-def beside(of: Output | Body) -> Beside:
+def others(of: Output | Body) -> OtherFields:
     return of.assets, of.datum_hash, of.inline_datum, of.script_ref, of.script_ref_hash
 
 
@@ -154,8 +154,8 @@ def test_a_rollback_over_a_lost_node_changes_nothing(tmp_path: Path, monkeypatch
         assert {name: rows(chain.store, name) for name in disk.tables} == before
 
 
-def test_what_a_rollback_may_cut_at_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also above outputs that nobody can spend: a block that may be taken back has all its nodes."""
+def test_nodes_of_blocks_that_may_be_rolled_back_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also above outputs that nobody can spend: a block that may be rolled back has all its nodes."""
     small_nodes(monkeypatch)
     with open_chain(tmp_path, store="mmr") as chain:
         feed(chain, block(None, tx("nothing", *(output("ann", 0, spendable=False) for _ in range(4)))))
@@ -175,10 +175,10 @@ def test_a_value_behind_the_end_is_found(tmp_path: Path, monkeypatch: pytest.Mon
             assert any(f"{name} has a value for the nodes from 14 on" in each for each in wrong(chain))
 
 
-# --- letting go ----------------------------------------------------------------------------------------------------
+# --- thinning -----------------------------------------------------------------------------------------------------
 
 
-def test_a_proof_does_not_change_when_its_neighbour_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_does_not_change_when_its_neighbour_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """UTXO-105: the proof of the last of four outputs is the same once the first two leaves have gone."""
     small_nodes(monkeypatch, nodes=3)
     with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0) as chain:
@@ -218,11 +218,11 @@ def test_proofs_of_before_a_rolled_back_block_hold_again(tmp_path: Path) -> None
         assert {n: proof_of(chain, at("old", n)) for n in range(7)} == before
 
 
-def test_large_dead_trees_are_let_go_over_restarts(tmp_path: Path) -> None:
+def test_large_dead_trees_are_removed_over_restarts(tmp_path: Path) -> None:
     """Of 3,000 dead outputs the tops are left, though a turn looks at four values and a restart comes after each."""
     options = Options(store="mmr", prune_depth=0, rollback_window=0, may_prune=True)
     with open_chain(tmp_path, **options) as chain:
-        last = tell_of_many(chain, 6)
+        last = feed_many(chain, 6)
         before, values = roots_of(chain), len(nodes_of(chain)[0])
     for _ in range(12):
         with open_chain(tmp_path, **options) as chain:
@@ -241,7 +241,7 @@ def test_large_dead_trees_are_let_go_over_restarts(tmp_path: Path) -> None:
                 prove(at("fund 0", 3))
 
 
-def test_nodes_that_go_in_the_commit_that_wrote_them_leave_sound_pages(tmp_path: Path) -> None:
+def test_nodes_removed_in_the_commit_that_wrote_them_leave_sound_pages(tmp_path: Path) -> None:
     """A value that is made smaller in the same transaction has pages for its new size only."""
     with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0, may_prune=True) as chain:
         first = block(None, tx("many", *(output("ann") for _ in range(600))))
@@ -251,14 +251,14 @@ def test_nodes_that_go_in_the_commit_that_wrote_them_leave_sound_pages(tmp_path:
         assert verify(chain.store.disk, leaves=LEAVES) == []
 
 
-def test_prune_lets_every_node_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_removes_every_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`utxod prune` looks at every value of nodes, however few the outputs are that are left."""
     small_nodes(monkeypatch, nodes=3)
     windows = Options(store="mmr", rollback_window=0, prune_depth=0)
     utxo = {name: value for name, value in windows.items() if name != "store"}
     config = load(write_config(tmp_path, {"utxo": {"store": "mmr"} | utxo}), {})
     with open_chain(tmp_path / "data" / "lmdb", **windows) as chain:
-        last = tell_of_many(chain, 8)
+        last = feed_many(chain, 8)
         feed(chain, block(last))
     said = offline.prune(config)
     with open_chain(tmp_path / "data" / "lmdb", **windows) as chain:
@@ -268,8 +268,8 @@ def test_prune_lets_every_node_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert wrong(chain) == []
 
 
-def tell_of_many(chain: Chain, dead: int) -> BlockApplied:
-    """Tell a chain of 4,000 outputs, and of the spends of 500 for each that is dead."""
+def feed_many(chain: Chain, dead: int) -> BlockApplied:
+    """Feed a chain of 4,000 outputs, and of the spends of 500 for each that is dead."""
     first = block(None, *(tx(f"fund {n}", *(output("ann") for _ in range(500))) for n in range(8)))
     spends = [at(f"fund {n}", each) for n in range(dead) for each in range(500)]
     last = block(first, tx("spend", output("bob"), spends=spends))

@@ -54,7 +54,7 @@ def findings(daemon: Daemon, *, quick: bool) -> list[str]:
         return verify(disk, quick=quick, leaves=LEAVES)
 
 
-# --- what it says ----------------------------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_exits_3_with_what_is_wrong(store: Daemon) -> None:
@@ -76,7 +76,7 @@ def test_the_store_is_not_touched(store: Daemon) -> None:
     assert copies(store.folder / "data") == []
 
 
-def test_many_findings_are_told_up_to_a_hundred(store: Daemon) -> None:
+def test_at_most_a_hundred_findings_are_printed(store: Daemon) -> None:
     def damage(hand: Hand) -> None:
         for ordinal in range(100, 400):
             hand.put(BLOCK, U32.pack(ordinal), b"nonsense")
@@ -110,13 +110,13 @@ def interrupted(daemon: Daemon, number: signal.Signals) -> int:
         process.send_signal(number)
         code = process.wait(PATIENCE_S)
         if made and children and code != 0:  # else it was ready before the signal came
-            gone([int(child) for child in children])
+            ended([int(child) for child in children])
             return code
     raise AssertionError("it was never interrupted")
 
 
-def gone(pids: list[int]) -> None:
-    """Wait until processes that nobody of ours waits for have ended."""
+def ended(pids: list[int]) -> None:
+    """Wait until processes that are not our children have ended."""
     until = monotonic() + PATIENCE_S
     for pid in pids:
         while (path := Path(f"/proc/{pid}/stat")).exists() and ") Z " not in path.read_text():
@@ -174,7 +174,7 @@ def test_the_copy_is_made_where_it_is_wanted(store: Daemon, tmp_path_factory: py
     assert store.run("verify", "--copy-to", other / "nowhere").returncode == 2
 
 
-# --- places that nothing can be written to ---------------------------------------------------------------------------
+# --- read-only and full disks -------------------------------------------------------------------------------------
 
 
 def apart(script: str, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[bytes]:
@@ -233,8 +233,8 @@ except StoreBusy as error:
 """
 
 
-def test_a_user_who_may_only_read(store: Daemon) -> None:
-    """LMDB wants to write its lock file: without a writer that is not needed, beside one it is."""
+def test_a_user_with_read_permission_alone(store: Daemon) -> None:
+    """LMDB wants to write its lock file: without a writer that is not needed, with one it is."""
     with TemporaryDirectory(prefix="utxod-") as readable:
         folder = Path(readable) / "lmdb"
         shutil.copytree(store.folder / "data" / "lmdb", folder)
