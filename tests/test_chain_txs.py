@@ -219,13 +219,13 @@ def test_a_record_has_all_that_the_chain_has(need: Callable[[TxView], object], l
 
 
 def test_deletion_is_due_after_the_last_spend(local: LocalStore) -> None:
+    local.real.height = 7
     with local.disk.read() as txn:
         view = local.real.view(txn)
         found = view.chain.find(txn, txid("coinbase"))
         assert found
         counted, _ = view.counted(found)
         assert counted.delete_at == HEIGHT + RETENTION
-    local.real.height = 7
     local.write(lambda view: view.need(txid("coinbase")))
     assert local.record("coinbase").delete_at == 7 + RETENTION
 
