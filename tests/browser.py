@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-PATIENCE_S = 15.0
-T = TypeVar("T")
 _ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
 )
 
 
@@ -41,15 +30,6 @@ def need() -> tuple[str, str]:
     if os.environ.get("UTXOD_REQUIRE_CHAIN_DATA") == "1":
         pytest.fail(message)
     pytest.skip(message)
-
-
-def until(look: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-    """Look until what is seen is true, and return it."""
-    end = monotonic() + patience_s
-    while not (seen := look()):
-        assert monotonic() < end, "what was waited for did not come"
-        sleep(0.02)
-    return seen
 
 
 class Browser:
@@ -96,11 +76,6 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
-    def prefer(self, **features: str) -> None:
-        """Prefer what style sheets ask for: `prefers_color_scheme="dark"`."""
-        wishes = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
-        self.devtools("Emulation.setEmulatedMedia", features=wishes)
-
     def run(self, script: str, *arguments: object) -> Any:
         """Run the body of a function in the page and return what it returns."""
         return self.ask("execute/sync", {"script": script, "args": list(arguments)})
@@ -124,7 +99,7 @@ class Browser:
         return str(next(iter(self.ask("element", {"using": "css selector", "value": selector}).values())))
 
     def click(self, selector: str) -> None:
-        """Click, as somebody would: what is hidden or covered can't be clicked."""
+        """Click; an element that is hidden or covered cannot be clicked."""
         self.ask(f"element/{self._element(selector)}/click", {})
 
     def write(self, selector: str, text: str, *, enter: bool = False) -> None:
@@ -144,11 +119,6 @@ class Browser:
         return [
             entry["params"]["request"]["url"] for entry in entries if entry["method"] == "Network.requestWillBeSent"
         ]
-
-    def picture(self) -> bytes:
-        """Return the whole page as PNG."""
-        taken = self.devtools("Page.captureScreenshot", captureBeyondViewport=True)
-        return base64.b64decode(taken["data"])
 
 
 @contextmanager
