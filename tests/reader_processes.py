@@ -18,7 +18,6 @@ from storage.readers import Reader, open_readers
 
 T = TypeVar("T")
 
-# --- processes -----------------------------------------------------------------------------------------------------
 
 OURS = """
 import sys
@@ -70,9 +69,6 @@ def table(daemon: Daemon) -> Iterator[Callable[[], list[Reader]]]:
 
 def logged(daemon: Daemon, event: str, pid: int) -> list[dict[str, Any]]:
     return [line for line in daemon.log_lines() if line["event"] == event and line["pid"] == pid]
-
-
-# --- blocks --------------------------------------------------------------------------------------------------------
 
 
 def filled(client: Client, outputs: int = 12_000) -> list[Message]:

@@ -81,9 +81,6 @@ def test_a_wakeup_is_notified_of_facts_and_of_messages_that_were_carried_out(bus
     anyio.run(main)
 
 
-# --- subscribers -------------------------------------------------------------------------------------------------
-
-
 class Box:
     """An outbox that keeps what it is to send."""
 

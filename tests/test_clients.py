@@ -23,9 +23,6 @@ CHAIN = [
 PERSISTED: Message = {"type": "BlockPersisted", "height": 1}
 
 
-# --- stores that are not enabled -------------------------------------------------------------------------------------
-
-
 def test_transaction_messages_need_the_transaction_store(tmp_path: Path) -> None:
     with running(tmp_path, transactions={"enabled": False}) as daemon, daemon.client() as client:
         for kind, fields in (REPORTS | FOR_ALL | FOR_OPERATORS).items():
@@ -45,9 +42,6 @@ def test_nothing_is_kept_when_the_store_is_not_enabled(tmp_path: Path) -> None:
             assert statuses(other.feed(CHAIN)) == ["unavailable"] * len(CHAIN)
         assert daemon.term() == 0
         assert not (daemon.folder / "data" / "lmdb").exists()
-
-
-# --- one feeder ----------------------------------------------------------------------------------------------------
 
 
 def test_only_one_connection_feeds(daemon: Daemon, encoding: Encoding) -> None:
@@ -72,9 +66,6 @@ def test_the_next_feeder_waits_until_the_last_one_is_done(tmp_path: Path) -> Non
             feeder.send(*({"seq": n} | sent for n, sent in enumerate(blocks)))
             feeder.taken()
         ack(other.ask(blocks[0]), "duplicate", point(blocks[-1]))
-
-
-# --- facts ---------------------------------------------------------------------------------------------------------
 
 
 def test_subscribe_to_each_fact(tmp_path: Path, encoding: Encoding) -> None:

@@ -127,8 +127,6 @@ def test_clients_that_always_wait_are_served_alike(seed: int) -> None:
     assert min(had.values()) > 1000
 
 
-# --- room --------------------------------------------------------------------------------------------------------
-
 CAPACITY = 10 * weight(0)
 
 

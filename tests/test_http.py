@@ -293,9 +293,6 @@ def test_questions_that_are_refused(told: Asked, path: str, status: int, code: s
         assert code != "bad_address" or "hex of the raw bytes" in answer.json()["hint"]
 
 
-# --- tip, status and tags ------------------------------------------------------------------------------------------
-
-
 def test_the_tip(told: Asked) -> None:
     assert told.get("/api/v1/tip") == point(SECOND)
 
@@ -330,9 +327,6 @@ def test_what_the_client_has_is_not_sent_again(told: Asked, path: str) -> None:
         assert [same.headers[name] for name in TIP] == ["2", "60", SECOND["hash"].hex()]
     for shown in ('"other"', etag.strip('"'), etag.replace('"', '"x', 1)):
         assert told.ask(path, **{"If-None-Match": shown}).content == answer.content
-
-
-# --- CBOR ----------------------------------------------------------------------------------------------------------
 
 
 def canonical(value: Any) -> bytes:

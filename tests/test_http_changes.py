@@ -198,9 +198,6 @@ def test_the_block_at_the_floor_has_no_effects_any_more(tmp_path: Path) -> None:
             assert [stored.undo(ordinal) for ordinal in (floor, floor + 1)] == [None, []]
 
 
-# --- over HTTP ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def told() -> Iterator[tuple[Asked, list[Message]]]:
     with short_folder() as folder, asked(folder, utxo={"rollback_window": 8, "prune_depth": 8}) as asking:

@@ -87,9 +87,6 @@ def paid() -> Iterator[Asked]:
         yield asking
 
 
-# --- balances --------------------------------------------------------------------------------------------------------
-
-
 def test_utxo_073_the_balance_of_a_stake_credential_follows_a_rollback(empty: Asked) -> None:
     first = block(None, tx("in", to(base(C[0], C[1]), 1000)), slot=100)
     between = block(first, slot=199)
@@ -124,9 +121,6 @@ def test_utxo_075_a_balance_is_of_live_outputs_only(empty: Asked) -> None:
         ("lovelace", "10"),
         (f"{POLICY.hex()}{b'x'.hex()}", "2"),
     ]
-
-
-# --- lists -----------------------------------------------------------------------------------------------------------
 
 
 def test_utxo_076_pages_are_in_the_order_of_the_chain(paid: Asked) -> None:
@@ -192,9 +186,6 @@ def test_utxo_086_a_stake_credential_finds_delegating_addresses_only(empty: Aske
     assert utxos(empty, f"stakes/{found[0]['owner_stake_addr']}") == found  # and by its text
     assert utxos(empty, f"stakes/{found[0]['owner_addr']}") == found
     failure(empty.ask(f"/api/v1/stakes/{BYRON.hex()}/utxos"), 400, "bad_parameter", "stake")
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------
 
 
 def test_utxo_087_a_point_that_was_rolled_back_is_gone(empty: Asked) -> None:

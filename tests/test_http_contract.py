@@ -94,9 +94,6 @@ def web() -> Iterator[Web]:
         yield web
 
 
-# --- the document --------------------------------------------------------------------------------------------------
-
-
 def resolved(schema: Any, components: dict[str, Any]) -> Any:
     """Return a schema with what it refers to."""
     return {**schema, "components": {"schemas": components}}
@@ -150,9 +147,6 @@ def test_the_document_and_the_routes_are_the_same() -> None:
     assert set(routes) == set(DOCUMENT["paths"])
     for route in routes.values():
         assert route.methods == {"GET", "HEAD"}
-
-
-# --- whatever may be asked -----------------------------------------------------------------------------------------
 
 
 def check(web: Web, case: Any, met: Counter[int]) -> None:

@@ -44,9 +44,6 @@ def hasty() -> Iterator[Server]:
         yield server
 
 
-# --- heads ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_head_of_300_mib_takes_no_memory(server: Server) -> None:
     before = memory(server.worker)
     with Connection(server.where) as attacker:
@@ -176,9 +173,6 @@ def test_unusual_requests_are_answered(server: Server, request_: bytes) -> None:
             assert connection.answer().status == 200
 
 
-# --- bodies --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("head", "chunk"),
     [
@@ -198,9 +192,6 @@ def test_a_body_is_not_read(server: Server, head: bytes, chunk: bytes) -> None:
         assert attacker.answer().status in (405, 413)
         assert attacker.ended()
     assert memory(server.worker) - before < 4 * MIB
-
-
-# --- clients that do not read --------------------------------------------------------------------------------------
 
 
 def test_requests_are_answered_in_their_order(server: Server) -> None:

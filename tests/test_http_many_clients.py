@@ -136,8 +136,6 @@ def test_a_worker_leaves_though_its_clients_stay() -> None:
         assert server.daemon.term() == 0
 
 
-# --- which are closed ----------------------------------------------------------------------------------------------
-
 LIMITS = Limits(connections=6, connections_per_address=3, head_timeout_s=1, idle_timeout_s=1, send_timeout_s=1)
 
 

@@ -35,19 +35,16 @@ def http(port: int, workers: int = 1) -> dict[str, Any]:
     return {"listen": f"127.0.0.1:{port}", "workers": workers}
 
 
-# --- where it listens ----------------------------------------------------------------------------------------------
-
-
 def test_a_unix_socket_is_made_and_made_again_and_goes_with_the_daemon() -> None:
     with short_folder() as folder, asked(folder) as asking:
         path = folder / "http"
-        for count in range(3):
+        for count in range(2):
             assert asking.get("/health/live")["status"] == "live"
             mode = path.stat().st_mode
             assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o660
             assert asking.daemon.events().count("http_socket_gone") == count
             assert len(children(asking.daemon.process.pid)) == 1
-            if count < 2:
+            if count < 1:
                 path.unlink()
                 until(path.exists, why="it is not made again")
         asking.daemon.kill()
@@ -115,9 +112,6 @@ def test_a_failure_that_lasts_is_logged_less_and_less_often() -> None:
     assert reminder.due("taken")
 
 
-# --- who may ask ---------------------------------------------------------------------------------------------------
-
-
 def test_a_token_is_asked_for() -> None:
     closed = [path for path in documented("/health", "/docs") if path != "/"] + ["/nothing"]
     with short_folder() as folder, asked(folder, http={"token": TOKEN}) as asking:
@@ -142,9 +136,6 @@ def test_a_daemon_without_a_store_asks_for_its_token_too() -> None:
     with short_folder() as folder, asked(folder, http={"token": TOKEN}, utxo={"enabled": False}) as asking:
         failure(asking.ask("/api/v1/tip"), 401, "unauthorized")
         failure(asking.ask("/api/v1/tip", Authorization=f"Bearer {TOKEN}"), 503, "not_enabled")
-
-
-# --- readiness -----------------------------------------------------------------------------------------------------
 
 
 def ready(web: Web) -> tuple[int, dict[str, Any]]:
@@ -200,22 +191,36 @@ def test_a_worker_answers_without_its_daemon_and_says_so() -> None:
             becomes(web, 200, "ready")
 
 
-# --- workers -------------------------------------------------------------------------------------------------------
+def sockets(pid: int) -> int:
+    links = []
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            links.append(str(each.readlink()))
+    return sum(link.startswith("socket:") for link in links)
 
 
-def test_serve_alone_with_two_workers() -> None:
-    with short_folder() as folder, home(folder, http={"listen": f"unix:{folder}/http", "workers": 0}) as daemon:
+def test_serve_alone_with_two_workers_that_share_the_connections(tmp_path: Path) -> None:
+    port = free_port()
+    with home(tmp_path, http=http(port, workers=0)) as daemon:
         daemon.start()
         with daemon.client() as feeder:
             feeder.feed(CHAIN)
         assert daemon.term() == 0
-        with serve_alone(daemon, "--workers", "2") as process, Web(folder / "http") as web:
+        with serve_alone(daemon, "--workers", "2") as process, Web(port) as web:
             assert web.get("/api/v1/tip") == point(CHAIN[-1])
             until(lambda: len(children(process.pid)) == 2, why="there are not two workers")
-            pids = children(process.pid)
+            pids, inherited = children(process.pid), 3
+            until(lambda: min(map(sockets, pids)) > inherited, why="one of them does not listen")
+            held = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+            for each in held:
+                each.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert all(each.recv(1 << 16).startswith(b"HTTP/1.1 200") for each in held)
+            assert min(map(sockets, pids)) > 5
+            for each in held:
+                each.close()
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
-            assert gone(*pids) and not (folder / "http").exists()
+            assert gone(*pids)
 
 
 def test_serve_without_a_store_says_what_is_wrong(tmp_path: Path) -> None:
@@ -225,33 +230,6 @@ def test_serve_without_a_store_says_what_is_wrong(tmp_path: Path) -> None:
     with serve_alone(daemon):
         until(lambda: "there is no store here" in (tmp_path / "serve.log").read_text(), why="it does not say")
         until(lambda: "http_worker_ended" in (tmp_path / "serve.log").read_text(), why="it does not say")
-
-
-def test_two_workers_share_the_work(tmp_path: Path) -> None:
-    """Many connections at once: each worker gets some."""
-    port = free_port()
-    with running(tmp_path, http=http(port, workers=2)) as daemon, Web(port) as web:
-        web.get("/health/live")
-        until(lambda: len(children(daemon.process.pid)) == 2, why="there are not two workers")
-        inherited = 3
-        until(lambda: min(map(_sockets, children(daemon.process.pid))) > inherited, why="one of them does not listen")
-        socks = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
-        for sock in socks:
-            sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        for sock in socks:
-            assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        held = [_sockets(pid) for pid in children(daemon.process.pid)]
-        for sock in socks:
-            sock.close()
-        assert min(held) > 5, held
-
-
-def _sockets(pid: int) -> int:
-    links = []
-    for each in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            links.append(str(each.readlink()))
-    return sum(link.startswith("socket:") for link in links)
 
 
 def test_leaving_frees_the_port_and_takes_the_workers_along(tmp_path: Path) -> None:

@@ -93,9 +93,6 @@ def told() -> Iterator[Asked]:
         yield asking
 
 
-# --- the record ------------------------------------------------------------------------------------------------------
-
-
 def record(asking: Asked, name: object, **fields: Any) -> None:
     """Check a whole answer, but for the time at which the record was created."""
     found = asking.get(path(name))
@@ -194,9 +191,6 @@ def test_a_genesis_transaction() -> None:
             asking.feed(empty_block)
 
 
-# --- slots -----------------------------------------------------------------------------------------------------------
-
-
 def slot(index: int, status: str, text: str | None, *by: Any, spendable_in: int | None = None) -> Message:
     spender = dict(zip(("spending_tx_hash", "spending_input_index"), by or (None, None), strict=True))
     return {"output_index": index, "status": status, "slot": text, **spender, "spendable_in": spendable_in}
@@ -265,9 +259,6 @@ def test_a_cursor_across_a_rollback() -> None:
         assert [each["output_index"] for each in asking.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
 
 
-# --- bytes -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "raw"), [("a", b"\x00\xff"), ("big", LONG), ("whole", b"of a block")])
 def test_bytes_of_a_transaction(told: Asked, name: str, raw: bytes) -> None:
     """Inline, and from a blob: as hex in JSON, or as they are."""
@@ -308,9 +299,6 @@ def test_a_blob_store_that_is_away() -> None:
         failure(asking.ask(path("big", "/raw")), 404, "no_bytes")
 
 
-# --- tags ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_tag_changes_with_the_record_though_the_tip_stays() -> None:
     steps = [
         said("TxLocked", "a"),
@@ -332,9 +320,6 @@ def test_a_tag_changes_with_the_record_though_the_tip_stays() -> None:
             slots, records = asking.get(path("a", "/utxos")), asking.get(path("a"))
             assert (slots, records) != (before["/utxos"].json(), before[""].json()), step
         assert asking.ask(path("a"), **{"If-None-Match": "*"}).status_code == 304
-
-
-# --- what is not there -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", ["", "/raw", "/utxos"])
@@ -401,8 +386,6 @@ def test_nothing_is_deleted_while_the_node_reorganises() -> None:
         gone(asking, "a")
         gone(asking, "waits")
 
-
-# --- the pruner's jobs -----------------------------------------------------------------------------------------------
 
 JOBS = "/api/v1/pruner/jobs"
 

@@ -32,9 +32,6 @@ def descriptors(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-# --- how many ------------------------------------------------------------------------------------------------------
-
-
 def test_too_few_descriptors_are_refused_at_the_start(tmp_path: Path) -> None:
     limit = 79
     with home(tmp_path) as daemon:
@@ -78,9 +75,6 @@ def test_one_user_cannot_keep_the_others_away() -> None:
             return False
 
         until(welcome, why="a client that came back is not served")
-
-
-# --- a socket that was removed -------------------------------------------------------------------------------------
 
 
 def reaches(path: Path) -> bool:

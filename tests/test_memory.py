@@ -224,8 +224,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-# --- a message that is much larger in memory -----------------------------------------------------------------------
-
 WIDE = 12 * MIB
 HEADS: dict[bytes, tuple[bytes, str]] = {
     b'{"type":"BlockApplied","height":1,"hash":"","txs":[': (b"\xa3txs", "where it belongs"),

@@ -123,8 +123,6 @@ def test_names_and_values_are_not_repeated_at_length(encoding: Encoding, text: s
         assert len(why(message, encoding)) < 1000
 
 
-# --- values that are out of range ------------------------------------------------------------------------------------
-
 HEADER = bytes(range(80))
 ISSUER: Message = {"vkey": ONE, "vrf_vkey": digest("vrf"), "op_cert": b"certificate", "op_cert_counter": 2**64 - 1}
 MORE: Message = {"version": -(2**63), "lock_time": 2**64 - 1, "datums": [b"", b"datum"]}
@@ -199,8 +197,6 @@ def test_missing_fields_and_previous_outputs_are_named(encoding: Encoding) -> No
     submitted = tx("a", output("x"), spends=[at("p")], previous=[])
     assert "`$.tx.previous`" in why(of("TxSubmitted", tx=submitted), encoding)
 
-
-# --- the other direction ---------------------------------------------------------------------------------------------
 
 CHAIN = {"family": "raw", "network": "x", "genesis": ONE}
 ABSENT = dict.fromkeys(("tip", "rollback_floor", "persisted_height"))

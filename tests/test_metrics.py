@@ -91,9 +91,6 @@ def families(daemon: Daemon) -> dict[str, str]:
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", get(daemon, "/metrics").text, re.MULTILINE))
 
 
-# --- what was done is counted ------------------------------------------------------------------------------------
-
-
 def feed_and_fail(daemon: Daemon) -> None:
     """Feed twelve blocks, roll two of them back, and cause an error of each of three kinds."""
     blocks = chain(10, outputs=3)
@@ -228,9 +225,6 @@ def test_unknown_types_are_counted_under_one_label() -> None:
     assert set(numbers.messages) == known and numbers.unknown_messages == 1000
 
 
-# --- queries -----------------------------------------------------------------------------------------------------
-
-
 def test_queries_are_counted_by_route_and_status(folder: Path) -> None:
     with serving(folder, 2) as daemon, daemon.client() as client:
         client.feed(chain(3))
@@ -282,9 +276,6 @@ def test_counts_of_a_killed_worker_go_on_in_its_successor(folder: Path) -> None:
             get(daemon, "/api/v1/tip")
         until(lambda: scrape(daemon), lambda now: now[name] == 20)
         assert sorted((folder / "data" / "metrics").iterdir()) == files  # the next worker uses the same file
-
-
-# --- one process without the other -------------------------------------------------------------------------------
 
 
 def test_serve_alone_knows_the_store_and_not_the_daemon(folder: Path) -> None:
@@ -356,9 +347,6 @@ def test_numbers_that_cannot_be_shown_do_not_end_the_thread(tmp_path: Path) -> N
     assert [line["event"] for line in lines] == ["metrics_not_shown"]
 
 
-# --- files ------------------------------------------------------------------------------------------------------
-
-
 def test_a_file_belongs_to_one_process(tmp_path: Path) -> None:
     first = metrics._claim(tmp_path / "one")
     assert first is not None and metrics._claim(tmp_path / "one") is None
@@ -417,9 +405,6 @@ def test_a_torn_file_is_not_read(tmp_path: Path, spoil: Callable[[bytes], bytes]
     assert metrics.daemon_numbers(tmp_path) is None
     file.close()
     assert metrics.daemon_numbers(tmp_path / "nowhere") is None
-
-
-# --- the documents -----------------------------------------------------------------------------------------------
 
 
 DOCUMENT = (ROOT / "docs" / "metrics.md").read_text()

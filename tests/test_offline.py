@@ -10,9 +10,7 @@ from random import Random
 import lmdb
 import pytest
 from chains import Options, feed, open_chain, random_chain, random_genesis
-from daemons import running, statuses
 from faults import Fault, broken, failing
-from scenarios import chain as plain_chain
 
 import daemon.offline
 import storage.history.history
@@ -23,7 +21,6 @@ import storage.history.runs
 import storage.history.values
 from config.load import load
 from daemon.offline import prune
-from daemon.store import open_disk
 from handlers.chain import Chain
 from storage.disk import Disk
 from storage.errors import WrongFormat
@@ -162,25 +159,3 @@ def test_pruning_rewrites_every_run_of_which_enough_has_died(
         assert before["address_hash"] > 20 and set(dead(chain.store.disk).values()) == {0}
         with chain.store.disk.read() as txn:
             assert not any(manifest(txn, chain.store.meta, kind).merges for kind in EVERY)
-
-
-def test_commands_over_a_store(tmp_path: Path) -> None:
-    """`verify`, `export`, `reindex` and `prune` of a real store: none of them changes what is unspent."""
-    settings = {"rollback_window": 4, "prune_depth": 4}
-    blocks = plain_chain(30, outputs=20)
-    with running(tmp_path, None, utxo=settings, transactions={"enabled": False}) as daemon:
-        with daemon.client("frames") as client:
-            assert set(statuses(client.feed(blocks))) == {"applied"}
-        assert daemon.term() == 0
-        assert b"sound" in daemon.run("verify").stdout
-        csv, lines = daemon.run("export").stdout, daemon.run("export", "--format", "jsonl").stdout
-        config = load(daemon.config, {})
-        with open_disk(config, readonly=True) as disk, disk.read() as txn:
-            unspent = Stored(txn, disk.tables).state.unspent
-        assert len(csv.splitlines()) == len(lines.splitlines()) == unspent > 100
-        assert b"indexed" in daemon.run("reindex").stdout
-        refused = daemon.run("reindex", "--records")
-        assert refused.returncode != 0 and b"no records to rebuild" in refused.stderr
-        assert b"undo logs" in daemon.run("prune").stdout
-        assert daemon.run("verify").returncode == 0
-        assert daemon.run("export").stdout == csv

@@ -155,9 +155,6 @@ def ada(lovelace: int) -> str:
     return f"{lovelace // 10**6:,}.{lovelace % 10**6:06} ADA"
 
 
-# --- the operator's page -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_it_shows_what_the_status_says(fed: Seen, width: int) -> None:
     window, status = fed.look("/", width), fed.status()
@@ -385,9 +382,6 @@ def give_token(window: Browser, daemon: Daemon) -> None:
     window.run("sessionStorage.clear()")
 
 
-# --- the page of the contract --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_docs_list_every_route(fed: Seen, width: int) -> None:
     window, (_, _, contract) = fed.look("/docs", width), get(fed.port, "/openapi.json")
@@ -434,9 +428,6 @@ def test_the_docs_try_a_route(fed: Seen) -> None:
     until(lambda: window.text(f"{route} .result .status") == "400")
     assert "bad_parameter" in window.text(f"{route} .result .body")
     assert fits(window)
-
-
-# --- both ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_page_may_load_and_run_nothing_else(fed: Seen) -> None:

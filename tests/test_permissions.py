@@ -47,9 +47,6 @@ FOR_OPERATORS: dict[str, Message] = {
 }
 
 
-# --- the rule: connections of any user, without a daemon -----------------------------------------------------------
-
-
 class Near:
     """The far end of a connection that the kernel would say is some user's."""
 
@@ -177,9 +174,6 @@ def test_other_messages_and_reports_of_operators_make_no_client_the_feeder() -> 
     with_connections(test)
 
 
-# --- a daemon, and users as the kernel sees them -------------------------------------------------------------------
-
-
 @contextmanager
 def guarded() -> Iterator[Daemon]:
     """Give a daemon whose socket other users of the group can reach."""
@@ -254,8 +248,6 @@ def test_a_second_type_gives_no_permission(kind: str) -> None:
             assert answer is not None and answer["code"] in {"malformed", "not_permitted", "feeder_busy"}, line
         assert feeder.hello()["tip"] == point(block(None))
 
-
-# --- many clients that send at once ----------------------------------------------------------------------------------
 
 UNLOCKED: Message = {"type": "TxUnlocked", "txids": [digest("x")]}
 

@@ -13,9 +13,6 @@ from scenarios import back_to, block, chain, expected, output, point, tx
 PERSISTED: Message = {"type": "BlockPersisted", "height": 1}
 
 
-# --- greetings and encodings ---------------------------------------------------------------------------------------
-
-
 def test_hello_is_answered_by_welcome(client: Client) -> None:
     welcome = client.hello(seq=41)
     version = welcome.pop("version")
@@ -96,9 +93,6 @@ def test_a_message_may_come_in_pieces_with_its_fields_in_any_order(client: Clien
     ack(client.receive(), "applied", point(first), 3)
 
 
-# --- answers -------------------------------------------------------------------------------------------------------
-
-
 def test_answers_come_in_the_order_of_the_messages(client: Client) -> None:
     one, two, three = chain(3)
     cases: list[tuple[Message, str]] = [
@@ -144,9 +138,6 @@ def test_any_number_is_echoed(client: Client) -> None:
         ack(client.ask({"type": "NodeState", "state": "running", "height": 1, "seq": seq}), "accepted", None, seq)
         error(client.ask({"type": "Nonsense", "seq": seq}), "unknown_type", seq)
         assert client.hello(seq=seq)["seq"] == seq
-
-
-# --- what is refused -----------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_message_is_malformed_and_the_connection_goes_on(client: Client) -> None:

@@ -257,9 +257,6 @@ def test_keys_that_share_a_prefix_are_distinguished(tmp_path: Path, monkeypatch:
         assert listed > 20 and spent > 10
 
 
-# --- assets, datums and scripts ------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("sizes")
 def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
     """Each list is what a look at all live outputs finds; hashes are derived where only the whole thing was given."""
@@ -296,8 +293,6 @@ def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
                     few.listed(index, wish)
             assert {index for index, _ in wanted} == {*INDEXES} - {*OLD} and len(wanted) > 8
 
-
-# --- long lists ----------------------------------------------------------------------------------------------------
 
 MANY = 30_000
 

@@ -34,9 +34,6 @@ with open_disk(load(Path(sys.argv[1]), {}), readonly=True) as disk, limited(disk
 """
 
 
-# --- readers that stay -----------------------------------------------------------------------------------------------
-
-
 def test_a_foreign_reader_that_stays_is_named_and_left_alone(tmp_path: Path) -> None:
     http = {"workers": 1, "listen": f"unix:{tmp_path}/http"}
     with running(tmp_path, store={"max_reader_age": "300ms"}, http=http) as daemon, daemon.client("frames") as client:
@@ -136,8 +133,6 @@ def test_a_process_that_copies_is_not_one_to_be_killed(tmp_path: Path) -> None:
             copying.wait()
             assert not disk.may_kill(copying.pid)
 
-
-# --- slots -----------------------------------------------------------------------------------------------------------
 
 FILLING = """
 import lmdb, sys

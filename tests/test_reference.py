@@ -104,9 +104,6 @@ def without(message: Message, *names: str) -> Message:
     return {name: value for name, value in message.items() if name not in names}
 
 
-# --- codes -----------------------------------------------------------------------------------------------------------
-
-
 def said(parsed: ast.Module) -> set[str]:
     """Return the codes with which a module of the socket's side says no."""
     calls = [node for node in ast.walk(parsed) if isinstance(node, ast.Call)]

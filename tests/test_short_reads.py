@@ -37,8 +37,6 @@ from storage.rows import BlockRow
 SEVERAL = 30_000  # outputs, that an export reads in more than one snapshot
 MANY = 300_000  # that a verify walks in some hundred milliseconds
 
-# --- export ----------------------------------------------------------------------------------------------------------
-
 
 def test_an_export_whose_block_is_rolled_back_fails(tmp_path: Path) -> None:
     with running(tmp_path) as daemon, daemon.client("frames") as client:
@@ -51,9 +49,6 @@ def test_an_export_whose_block_is_rolled_back_fails(tmp_path: Path) -> None:
             name = blocks[-1]["hash"].hex()
             why = f"incomplete: block {len(blocks)} {name}, at which this began, was rolled back meanwhile: begin again"
             assert export.stderr.read().decode() == f"Error: {why}\n" and export.wait(PATIENCE_S) == 1
-
-
-# --- verify ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -137,9 +132,6 @@ def test_verify_reads_the_store_only_to_copy_it(tmp_path: Path) -> None:
             assert open_while_walking and all(bool(readers) == quick for readers in open_while_walking)
             assert (looked_at[-1] == disk.folder) == quick
             open_while_walking.clear()
-
-
-# --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
 def test_clients_that_never_read_hold_no_snapshot(tmp_path: Path) -> None:

@@ -71,9 +71,6 @@ def test_signals_while_the_daemon_is_being_loaded(tmp_path: Path) -> None:
         assert client.hello()
 
 
-# --- leaving -----------------------------------------------------------------------------------------------------
-
-
 def test_sigint_drains_as_sigterm_does(tmp_path: Path) -> None:
     """A terminal sends SIGINT for Ctrl-C."""
     blocks = chain(300, outputs=10)
@@ -146,9 +143,6 @@ def test_a_worker_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch
             return process.returncode
 
     assert anyio.run(main, backend_options={"use_uvloop": True}) == -signal.SIGKILL
-
-
-# --- a terminal, which signals the whole group ---------------------------------------------------------------------
 
 
 @contextmanager
@@ -253,9 +247,6 @@ def test_nohup_keeps_a_feed(tmp_path: Path) -> None:
         assert feed.wait(PATIENCE_S) == 0
 
 
-# --- SIGUSR1 -----------------------------------------------------------------------------------------------------
-
-
 def test_a_dump_says_what_the_daemon_is_doing(tmp_path: Path) -> None:
     """Whatever `log.level` is, in one line; thousands of clients that wait alike are one stack."""
     with running(tmp_path, log={"level": "error"}) as daemon, daemon.client() as feeder:
@@ -276,9 +267,6 @@ def test_a_dump_says_what_the_daemon_is_doing(tmp_path: Path) -> None:
         names = {stack["name"] for stack in dump["threads"]}
         assert {"MainThread", "stderr", "metrics"} <= names
         assert daemon.events() == ["diagnostics_dumped"]
-
-
-# --- SIGHUP ------------------------------------------------------------------------------------------------------
 
 
 def test_reload_says_what_changed_and_what_needs_a_restart(tmp_path: Path) -> None:
@@ -386,9 +374,6 @@ def test_only_settings_that_can_be_reloaded_are_reloaded() -> None:
     assert found.config == Config(log=new.log, batch=Batch(max_delay_ms=7))
     assert difference(found.config, new).changed == []
     assert difference(found.config, new).needs_restart == found.needs_restart  # until it is restarted
-
-
-# --- systemd -----------------------------------------------------------------------------------------------------
 
 
 def notified(listener: socket.socket, last: str) -> list[str]:

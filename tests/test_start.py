@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -29,18 +28,15 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str, **environ: str) -> Iterator[list[dict[str, Any]]]:
+def started(folder: Path, **environ: str) -> Iterator[list[dict[str, Any]]]:
     """Run a daemon in a folder until it listens; give what it has logged."""
-    command = [sys.executable, "-m", "daemon.cli", "run", *arguments]
+    command = [sys.executable, "-m", "daemon.cli", "run"]
     log = folder / "log"
     with log.open("wb") as file:
         variables = environment(UTXOD_HTTP__WORKERS="0", **environ)
         process = subprocess.Popen(command, stderr=file, env=variables, cwd=folder)
     try:
-        give_up = monotonic() + PATIENCE_S
-        while "listening" not in [line["event"] for line in log_lines(log.read_bytes())]:
-            assert process.poll() is None and monotonic() < give_up, log.read_text()
-            sleep(0.01)
+        until(lambda: "listening" in [line["event"] for line in log_lines(log.read_bytes())])
         yield log_lines(log.read_bytes())
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
@@ -94,25 +90,21 @@ def test_without_a_configuration_no_store_is_created(command: str, folder: Path)
 
 
 @needs_no_file
-@pytest.mark.parametrize("how", ["named", "UTXOD_CONFIG", "UTXOD_DATA_DIR", "STATE_DIRECTORY", "there"])
+@pytest.mark.parametrize("how", ["UTXOD_CONFIG", "STATE_DIRECTORY", "there"])
 def test_a_folder_is_named_or_is_there(how: str, folder: Path) -> None:
-    arguments, variables, place = list[str](), dict[str, str](), folder / "utxod-data"
-    chosen = how in {"named", "UTXOD_CONFIG"}
-    if chosen:  # a file that names no folder, but was chosen
-        (folder / "chosen.toml").write_text('[chain]\nnetwork = "preview"\n')
-        if how == "named":
-            arguments = ["--config", "chosen.toml"]
-        else:
-            variables = {how: "chosen.toml"}
+    variables, place, config = dict[str, str](), folder / "utxod-data", "defaults"
+    if how == "UTXOD_CONFIG":  # a file that names no folder, but was chosen
+        config = "chosen.toml"
+        (folder / config).write_text('[chain]\nnetwork = "preview"\n')
+        variables = {how: config}
     elif how == "there":
         place.mkdir()
     else:
         place = folder / "elsewhere"
         variables = {how: str(place)}
-    with started(folder, *arguments, **variables) as lines:
+    with started(folder, **variables) as lines:
         assert lines[0]["data_dir"] == str(place)
-        assert lines[0]["config"] == ("chosen.toml" if chosen else "defaults")
-        assert lines[0]["http"] is None
+        assert (lines[0]["config"], lines[0]["http"]) == (config, None)
     assert (place / "lmdb" / "data.mdb").exists()
     assert (folder / "utxod-data").exists() == (place.name == "utxod-data")
 

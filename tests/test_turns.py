@@ -101,8 +101,6 @@ def test_a_submitter_next_to_a_feeder_that_catches_up(tmp_path: Path) -> None:
         assert submitter.hello()["tip"]["height"] == len(blocks)
 
 
-# --- large transactions --------------------------------------------------------------------------------------------
-
 MIB = 1 << 20
 
 
@@ -139,9 +137,6 @@ def test_answers_behind_a_large_transaction_stay_in_order(tmp_path: Path) -> Non
         answers = [client.receive() for _ in range(101)]
         assert [(answer or {}).get("seq") for answer in answers] == list(range(101))
         assert statuses([answer for answer in answers if answer]) == ["accepted"] * 100 + ["unknown_type"]
-
-
-# --- how long a batch may take -------------------------------------------------------------------------------------
 
 
 def test_a_commit_is_expected_to_take_what_the_last_ones_took() -> None:
