@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from questions import asked, failure, short_folder
 from scenarios import at, block, digest, output, tx
 from test_cli_query import utxod
@@ -10,36 +12,19 @@ VKEY = digest("vkey")
 
 
 def test_facts_of_old_and_new_blocks() -> None:
-    first = block(
-        None,
-        tx("paid", output("ann", 5), output("bob", 6)),
-        prev_hash=digest("before"),
-        time=1_700_000_000,
-        epoch=7,
-        era="babbage",
-        size=1234,
-        header=bytes(range(80)),
-        issuer={"vkey": VKEY, "op_cert_counter": 3},
-    )
+    paid = tx("paid", output("ann", 5), output("bob", 6))
+    about: dict[str, Any] = {"prev_hash": digest("before"), "time": 1_700_000_000, "epoch": 7, "era": "babbage"}
+    first = block(None, paid, header=bytes(range(80)), size=1234, issuer={"vkey": VKEY, "op_cert_counter": 3}, **about)
     blocks = [first, block(first, tx("spent", output("bob", 5), spends=[at("paid")]))]
     for _ in range(10):
         blocks.append(block(blocks[-1]))
     with short_folder() as folder, asked(folder, utxo={"rollback_window": 2, "prune_depth": 2}) as asking:
         asking.feed(*blocks)
         whole = {
-            "height": 1,
-            "slot": 20,
-            "hash": first["hash"].hex(),
-            "previous_hash": digest("before").hex(),
-            "time": 1_700_000_000,
-            "epoch": 7,
-            "era": "babbage",
-            "size": 1234,
-            "header": bytes(range(80)).hex(),
+            **{"height": 1, "slot": 20, "hash": first["hash"].hex(), "previous_hash": digest("before").hex()},
+            **{"time": 1_700_000_000, "epoch": 7, "era": "babbage", "size": 1234, "header": bytes(range(80)).hex()},
             "issuer": {"vkey": VKEY.hex(), "vrf_vkey": None, "op_cert": None, "op_cert_counter": 3},
-            "transactions": 1,
-            "created": 2,
-            "spent": 0,
+            **{"transactions": 1, "created": 2, "spent": 0},
         }
         assert asking.get("/api/v1/blocks/1") == asking.get(f"/api/v1/blocks/{first['hash'].hex()}") == whole
         second = asking.get("/api/v1/blocks/2")

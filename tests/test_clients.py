@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 
@@ -20,6 +21,7 @@ CHAIN = [
     {"type": "GenesisOutputs", "outputs": []},
     {"type": "NodeState", "state": "running", "height": 1},
 ]
+COUNTS = {"BlockCommitted": 5, "RolledBack": 1, "TxStatusChanged": 1, "Pruned": 2}
 PERSISTED: Message = {"type": "BlockPersisted", "height": 1}
 
 
@@ -68,54 +70,24 @@ def test_the_next_feeder_waits_until_the_last_one_is_done(tmp_path: Path) -> Non
         ack(other.ask(blocks[0]), "duplicate", point(blocks[-1]))
 
 
-def test_subscribe_to_each_fact(tmp_path: Path, encoding: Encoding) -> None:
+def test_each_subscriber_gets_its_facts_in_the_order_of_their_sequences(tmp_path: Path, encoding: Encoding) -> None:
     blocks = chain(5, outputs=2)
-    tables: Message = {"utxo": {"rollback_window": 2, "prune_depth": 1}}
-    with running(tmp_path, **tables) as daemon, daemon.client(encoding) as feeder:
-        kinds = ["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]
-        listeners = {kind: daemon.client(encoding) for kind in kinds}
+    kinds = ["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]
+    utxo = {"rollback_window": 2, "prune_depth": 1}
+    with running(tmp_path, utxo=utxo) as daemon, daemon.client(encoding) as feeder, ExitStack() as stack:
+        listeners = {kind: stack.enter_context(daemon.client(encoding)) for kind in kinds}
         for kind, listener in listeners.items():
             ack(listener.ask({"type": "Subscribe", "seq": 3, "events": [kind]}), "accepted", None, 3)
-        for sent in blocks:
+        for sent in (*blocks, back_to(blocks[3])):
             feeder.ask(sent)
-        feeder.ask(back_to(blocks[3]))
-        sequences = list[int]()
-
-        def hear(kind: str) -> Message:
-            fact = listeners[kind].receive()
-            assert fact is not None
-            sequences.append(fact.pop("sequence"))
-            return fact
-
-        committed = [hear("BlockCommitted") for _ in blocks]
-        assert committed == [
-            {"type": "BlockCommitted", "txs": 1, "created": 2, "spent": int(n > 0), "missing_inputs": 0} | point(sent)
-            for n, sent in enumerate(blocks)
-        ]
-        assert hear("RolledBack") == {
-            "type": "RolledBack",
-            "from": point(blocks[4]),
-            "to": point(blocks[3]),
-            "blocks": 1,
-        }
-        assert hear("TxStatusChanged") == {
-            "type": "TxStatusChanged",
-            "txid": blocks[4]["txs"][0]["txid"].hex(),
-            "status": "pending",
-            "height": 4,
-            "cause": {"type": "rollback"},
-        }
-        pruned = [hear("Pruned") for _ in range(2)]
-        rows = {"type": "Pruned", "spent_outputs": 1, "transactions": 0, "undo_records": 1}
-        assert pruned == [  # block 1 spends nothing; its undo goes with block 4, block 2's with block 5
-            {"type": "Pruned", "spent_outputs": 0, "transactions": 0, "undo_records": 1, "floor": point(blocks[1])},
-            rows | {"floor": point(blocks[2])},
-        ]
-        assert sorted(sequences) == list(range(1, 10))  # the order in which they became true, over all kinds
-        assert sequences == [1, 2, 3, 4, 6, 9, 8, 5, 7]
-        for listener in listeners.values():
-            assert listener.silent(0.05)
-            listener.close()
+        heard = [listener.receive() or {} for kind, count in COUNTS.items() for listener in [listeners[kind]] * count]
+        assert all(listener.silent(0.05) for listener in listeners.values())
+    assert [fact["type"] for fact in heard] == [kind for kind, count in COUNTS.items() for _ in range(count)]
+    assert [fact["sequence"] for fact in heard] == [1, 2, 3, 4, 6, 9, 8, 5, 7]
+    assert [fact["spent"] for fact in heard[:5]] == [0, 1, 1, 1, 1]
+    pruned = {"transactions": 0, "undo_records": 1}  # block 1 spends nothing; its undo log goes with block 4
+    for fact, spent, floor in zip(heard[-2:], (0, 1), blocks[1:3], strict=True):
+        assert fact | pruned | {"spent_outputs": spent, "floor": point(floor)} == fact
 
 
 def test_rolled_back_to_the_origin(client: Client) -> None:

@@ -1,28 +1,20 @@
-"""What a process keeps between queries never changes an answer, and has bounded memory."""
+"""What a process keeps between queries has bounded memory; that it changes no answer is tested in `test_query`."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 from chains import (
-    ADDRESSES,
     CODEC,
-    INDEXES,
-    back_to,
     block,
     credential,
     feed,
     open_chain,
     output,
-    prune_all,
     random_chain,
-    random_genesis,
     tx,
     wallet,
 )
@@ -33,8 +25,8 @@ import storage.history.held
 import storage.history.kept
 import storage.history.stored_index
 from handlers.chain import Chain
-from handlers.events import BlockApplied, OutPoint
-from handlers.query import Query, Snapshot
+from handlers.events import BlockApplied
+from handlers.query import Query
 from storage.errors import Damaged
 from storage.history.held import Checked, HeldValues, Value
 from storage.history.layout import HEAD_BYTES, OUTPUT, OUTPUT_RECORD, is_intact, seal
@@ -43,79 +35,8 @@ from storage.history.stored_index import HeldRuns
 POLICIES = [credential(f"policy {n}") for n in range(3)]
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let values be small, and let there be room for a few of them."""
-    small_values(monkeypatch)
-    monkeypatch.setattr(storage.history.kept, "_TX_VALUES", 6)
-    monkeypatch.setattr(storage.history.kept, "_OUTPUT_VALUES", 6)
-    monkeypatch.setattr(storage.history.stored_index, "_TELLTALES", 20)
-    monkeypatch.setattr(storage.history.stored_index, "_PARTS", 5)
-    monkeypatch.setattr(storage.history.held, "_SLOTS", 16)
-    monkeypatch.setattr(storage.history.bits.StoredBits, "_KEPT", 1)
-
-
 def asking(chain: Chain) -> Query:
     return Query(chain.store, CODEC, "cardano", 20_000)
-
-
-def answers(shot: Snapshot, points: list[OutPoint], blocks: list[BlockApplied]) -> Iterator[object]:
-    """Yield everything that can be asked for."""
-    yield shot.state.tip, shot.state.unspent
-    lists = [("address_hash", shot.by_address(address)[1]) for address in ADDRESSES]
-    for where in (*lists, *(("policy", policy) for policy in POLICIES)):
-        for order in ("asc", "desc"):
-            walk = shot.walk(where, order, None)
-            while places := walk.next(7):
-                yield where, order, shot.json(places), shot.cbor(places)
-            first = shot.page(where, 3, order, 1, None)
-            if first.next_cursor is not None:
-                yield first, shot.page(where, 3, order, 1, first.next_cursor), shot.page(where, 3, order, 2, None)
-        yield where, list(shot.balance(where))[-1]
-    for point in points:
-        yield point, shot.find(*point)
-    for each in blocks:
-        ordinal = shot.ordinal_of(each.hash)
-        yield each.hash, ordinal
-        effects = None if ordinal is None else shot.effects(ordinal)
-        if effects is not None:
-            yield list(effects.created()), list(effects.spent()), list(effects.failed())
-
-
-@pytest.mark.usefixtures("small")
-def test_a_process_that_asks_for_the_first_time_gets_the_same_answers(tmp_path: Path) -> None:
-    """After blocks, rollbacks, merges and rewrites; and the answers of a snapshot of an earlier block stay the same."""
-    met = Counter[str]()
-    for seed in range(3):
-        rng = Random(seed)
-        with open_chain(
-            tmp_path / str(seed), indexes=INDEXES, rollback_window=6, prune_depth=0, may_prune=True
-        ) as chain:
-            warm, blocks, points = asking(chain), list[BlockApplied](), list[OutPoint]()
-            chain.seed(random_genesis(rng))
-            for _ in range(12):
-                with ExitStack() as earlier:
-                    before = earlier.enter_context(warm.snapshot())
-                    known, durable = list(points), list(blocks)
-                    expected = list(answers(before, known, durable)) if rng.random() < 0.7 else None
-                    if len(blocks) > 8 and rng.random() < 0.5:
-                        blocks = blocks[: -rng.randrange(1, 5)]
-                        chain.rollback(back_to(blocks[-1]))
-                        met["a rollback"] += 1
-                    for more in random_chain(rng, rng.randrange(1, 8), after=blocks):
-                        feed(chain, more)
-                        blocks.append(more)
-                        points += [(each.txid, n) for each in more.txs for n in range(len(each.outputs))]
-                    if rng.random() < 0.3:
-                        prune_all(chain)
-                        met["pruned"] += 1
-                    with warm.snapshot() as now, asking(chain).snapshot() as fresh:
-                        assert list(answers(now, points, blocks)) == list(answers(fresh, points, blocks))
-                        met["rewritten"] += any(run.level for run in fresh.stored.index("txid").runs)
-                    if expected is not None:
-                        assert list(answers(before, known, durable)) == expected
-                        met["an earlier block"] += 1
-    assert len(met) == 4 and all(count > 5 for count in met.values()), met
 
 
 def test_held_values_have_bounded_room() -> None:

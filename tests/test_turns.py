@@ -85,22 +85,6 @@ def test_a_feeder_next_to_a_flood_of_submissions(tmp_path: Path, connections: in
     assert sum(flood.before_the_block for flood in floods) < SENT // 2
 
 
-def test_a_submitter_next_to_a_feeder_that_catches_up(tmp_path: Path) -> None:
-    blocks = chain(1500, outputs=100)
-    with running(tmp_path, **TABLES) as daemon, daemon.client("frames") as feeder, daemon.client() as submitter:
-        feeding = Thread(target=feeder.feed, args=(blocks,), daemon=True)
-        feeding.start()
-        until = monotonic() + PATIENCE_S
-        while not submitter.hello()["tip"]:
-            assert monotonic() < until
-        began = submitter.hello()["tip"]["height"]
-        answer = submitter.ask(submission("mine"))
-        assert answer["status"] == "accepted"
-        assert answer["tip"]["height"] - began < len(blocks) // 2, (began, answer)
-        feeding.join(4 * PATIENCE_S)
-        assert submitter.hello()["tip"]["height"] == len(blocks)
-
-
 MIB = 1 << 20
 
 
