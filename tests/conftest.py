@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from daemons import Client, Daemon, Encoding, running
 from hypothesis import HealthCheck, Phase, settings
+from questions import short_folder
 from recovering import (
     anyio_backend,
     lab,
@@ -51,6 +52,13 @@ settings.load_profile("repeatable")
 def encoding(request: pytest.FixtureRequest) -> Encoding:
     chosen: Encoding = request.param
     return chosen
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Give a folder with a short name: paths of sockets are bounded."""
+    with short_folder() as name:
+        yield name
 
 
 @pytest.fixture

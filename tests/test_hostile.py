@@ -7,16 +7,13 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from threading import Event, Thread
-from time import monotonic, sleep
 from typing import Any
 
 import msgspec
 import pytest
-from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, encoded, running, statuses
+from daemons import Client, Daemon, Encoding, Message, encoded, running, statuses
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from patience import patience, until
 from scenarios import at, back_to, block, chain, digest, expected, output, tx
 
 MIB = 1 << 20
@@ -31,81 +28,6 @@ CODES |= {"feeder_busy", "unavailable", "UTXO_ERROR", "TX_EXISTS", "TX_NOT_FOUND
 CODES |= {"UTXO_NOT_FOUND", "UTXO_NOT_FROZEN", "ALREADY_FROZEN", "SPENT"}
 ENCODINGS: list[Encoding] = ["json", "frames"]
 FACTS = {"BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"}
-
-
-class Honest(Thread):
-    """Feeds one block after the other, and notes how long acknowledgements took and how much memory the daemon had."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        super().__init__(daemon=True)
-        self.daemon_process = daemon
-        self.blocks: list[Message] = []
-        self.failure: BaseException | None = None
-        self._enough = Event()
-        self.forget()
-
-    def forget(self) -> None:
-        self.slowest_s, self.memory = 0.0, 0
-
-    def run(self) -> None:
-        try:
-            with self.daemon_process.client("frames") as client:
-                while not self._enough.is_set():
-                    self._feed(client)
-        except Exception as failure:  # noqa: BLE001 - reported by the thread of the test
-            self.failure = failure
-
-    def _feed(self, client: Client) -> None:
-        size = 2500 if len(self.blocks) % 10 == 0 else 5
-        sent = chain(1, self.blocks[-1] if self.blocks else None, outputs=size)[0]
-        began = monotonic()
-        answer = client.ask(sent)
-        self.slowest_s = max(self.slowest_s, monotonic() - began)
-        assert answer.get("status") == "applied", answer
-        self.blocks.append(sent)
-        self.memory = max(self.memory, self.daemon_process.memory())
-        sleep(0.01)
-
-    def advance(self, blocks: int) -> None:
-        """Wait until so many more are acknowledged."""
-        goal = len(self.blocks) + blocks
-        until(lambda: self.failure or len(self.blocks) >= goal, why="the honest feeder is held up")
-        assert self.failure is None, self.failure
-
-    def stop(self) -> None:
-        self._enough.set()
-        self.join(PATIENCE_S)
-        assert not self.is_alive() and self.failure is None, self.failure
-
-
-@pytest.fixture(scope="module")
-def feeding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Honest]:
-    with running(tmp_path_factory.mktemp("fed"), **TABLES) as daemon:
-        honest = Honest(daemon)
-        honest.start()
-        try:
-            honest.advance(10)
-            yield honest
-        finally:
-            honest.stop()
-        assert daemon.export() == expected(honest.blocks)
-        daemon.assert_sound()
-
-
-@pytest.fixture
-def honest(feeding: Honest) -> Iterator[Honest]:
-    """Give the honest feeder; it is answered in time during the test, and the daemon stays small."""
-    feeding.forget()
-    before = feeding.daemon_process.memory()
-    yield feeding
-    feeding.advance(3)
-    assert feeding.slowest_s < patience(5)
-    assert feeding.memory - before < 40 * MIB, f"{feeding.memory - before:,} bytes more"
-
-
-@pytest.fixture
-def attacked(honest: Honest) -> Daemon:
-    return honest.daemon_process
 
 
 @pytest.fixture(scope="module")
@@ -125,31 +47,31 @@ def spill(client: Client, data: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_message_that_is_cut_off_is_not_carried_out(attacked: Daemon, encoding: Encoding) -> None:
+def test_a_message_that_is_cut_off_is_not_carried_out(unfed: Daemon, encoding: Encoding) -> None:
     whole = encoded({"type": "BlockPersisted", "height": 999, "seq": 1}, encoding)
     for length in range(0, len(whole) - 1, 3):
-        with attacked.client(encoding) as client:
+        with unfed.client(encoding) as client:
             assert spill(client, whole[:length]) == []
-    with attacked.client() as client:
+    with unfed.client() as client:
         assert client.hello()["persisted_height"] is None
 
 
-def test_lengths_beyond_the_limit_or_the_message_are_malformed(attacked: Daemon) -> None:
+def test_lengths_beyond_the_limit_or_the_message_are_malformed(unfed: Daemon) -> None:
     for length in (LONGEST + 1, 2**31, 2**32 - 1):
-        with attacked.client("frames") as client:
+        with unfed.client("frames") as client:
             assert spill(client, struct.pack(">I", length) + b"x" * 1000) == ["malformed"]
     head = msgspec.msgpack.encode({"type": "BlockPersisted", "height": 1})
     for tail in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"):  # inside the message: four billion of something
         for name in (b"\xa3txs", b"\xa6height", b"\xa1x"):
             body = bytes((head[0] + 1,)) + head[1:] + name + tail + b"\xff" * 4
-            with attacked.client("frames") as client:
+            with unfed.client("frames") as client:
                 assert spill(client, struct.pack(">I", len(body)) + body) == ["malformed"]
 
 
-def test_deep_nesting_is_malformed(attacked: Daemon) -> None:
+def test_deep_nesting_is_malformed(unfed: Daemon) -> None:
     heads = (b'{"a":', b'{"type":"Hello","a":', b'{"type":"BlockPersisted","height":', b'{"type":')
     for depth in (100, 10_000, 1_000_000):
-        with attacked.client("json") as client:
+        with unfed.client("json") as client:
             for line in [head + opening * depth for opening in (b"[", b'{"a":') for head in heads]:
                 client.raw(line + b"\n")
                 answer = client.receive()
@@ -157,38 +79,8 @@ def test_deep_nesting_is_malformed(attacked: Daemon) -> None:
             assert client.hello()
         for opening in (b"\x91", b"\x81\xa1a"):
             body = b"\x82\xa4type\xaeBlockPersisted\xa6height" + opening * depth + b"\0"
-            with attacked.client("frames") as client:
+            with unfed.client("frames") as client:
                 assert spill(client, struct.pack(">I", len(body)) + body) == ["malformed"]
-
-
-def test_small_values_that_take_much_memory_once_decoded(honest: Honest, attacked: Daemon) -> None:
-    start = b'{"type":"NodeState","seq":1,"state":"running","height":1,"x":['
-    with attacked.client("json") as client:
-        for filler in (b"[],", b"{},", b"0,", b'"",', b"1e5,"):
-            client.raw(start + filler * (MIB // len(filler)) + b"0]}\n")
-            answer = client.receive()
-            assert answer is not None and answer["code"] == "malformed"
-            honest.advance(1)
-
-
-def test_a_line_without_an_end_is_skipped(honest: Honest, attacked: Daemon) -> None:
-    with attacked.client("json") as client:
-        client.raw(b"{")
-        for _ in range(5):
-            client.raw(b"x" * (LONGEST // 2))
-            honest.advance(1)
-        client.raw(b"\n")
-        answer = client.receive()
-        assert answer is not None and answer["code"] == "too_large"
-        assert client.hello()
-
-
-def test_a_frame_may_come_byte_by_byte(honest: Honest, attacked: Daemon) -> None:
-    with attacked.client("frames") as client:
-        for byte in encoded({"type": "Hello", "seq": 1}, "frames"):
-            client.raw(bytes((byte,)))
-            honest.advance(1)
-        assert client.receive() is not None
 
 
 def test_a_feeder_that_leaves_in_the_middle_of_a_block_can_be_followed(unfed: Daemon) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from chains import ADDRESSES, address, back_to, block, feed, genesis, open_chain, output, tx, wallet
+from chains import ADDRESSES, address, back_to, block, feed, open_chain, output, tx, wallet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from daemon.http.lists import Lists
 from daemon.turns import Turns
 from handlers.addresses import Family, codec
 from handlers.chain import Chain
-from handlers.query import Boundary, Query, Torn
+from handlers.query import Query, Torn
 from handlers.rendering import OutputRenderer, Written
 from storage.rows import BlockRow, Body
 
@@ -104,31 +104,6 @@ def test_written_outputs_have_bounded_memory_and_the_frequent_ones_stay() -> Non
     for n in range(20_000):
         written.keep_created(n, "x")
         assert len(written.created_parts) <= 8192
-
-
-def test_a_boundary_is_the_same_until_something_moves(tmp_path: Path) -> None:
-    first = block(None)
-    with open_chain(tmp_path) as chain:
-        query = asking(chain)
-
-        def look() -> Boundary:
-            with query.snapshot() as shot:
-                assert (shot.state, shot.tip()) == (chain.state, chain.tip)
-                return shot.boundary
-
-        empty = look()
-        assert look() is empty
-        chain.seed(genesis(ann=5))
-        seeded = look()
-        assert seeded is not empty and look() is seeded
-        feed(chain, first)
-        one = look()
-        assert one is not seeded and look() is one
-        feed(chain, block(first))
-        two = look()
-        chain.rollback(back_to(first))
-        assert two is not one and look() is not two
-        assert look().written is not two.written
 
 
 def test_a_map_that_grows_ends_answers_that_take_turns(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_message_has_the_shape_of_one(message: Message) -> None:
 def test_whatever_is_accepted_has_the_shape_of_a_message() -> None:
     met = {True: 0, False: 0}
 
-    @settings(max_examples=600)
+    @settings(max_examples=300)
     @given(mutated())
     def look(message: Message) -> None:
         if message.get("type") == "Hello":  # may have unknown fields, and is never long

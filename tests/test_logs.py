@@ -20,19 +20,13 @@ import pytest
 from daemons import PATIENCE_S, Client, Daemon, Message, encoded, environment, home, log_lines, reason, statuses
 from patience import until
 from prometheus_client.parser import text_string_to_metric_families
-from questions import Web, short_folder
+from questions import Web
 from reader_processes import children
 from scenarios import block, digest, expected, output, tx
 
 T = TypeVar("T")
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
 DROPPED = "utxod_log_lines_dropped_total"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as name:
-        yield name
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import pytest
 from daemons import ROOT, Daemon, error, home, running, statuses
 from patience import until
 from prometheus_client.parser import text_string_to_metric_families
-from questions import Web, serve_alone, short_folder
+from questions import Web, serve_alone
 from reader_processes import children
 from scenarios import back_to, block, chain, digest, output, tx
 from structlog.testing import capture_logs
@@ -38,12 +38,6 @@ from handlers.utxo import Committed
 
 T = TypeVar("T")
 Values = dict[str, float]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as name:
-        yield name
 
 
 def on_socket(folder: Path, workers: int = 1) -> dict[str, Any]:

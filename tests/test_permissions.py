@@ -277,8 +277,7 @@ def test_few_messages_are_routed_in_one_turn_of_the_event_loop() -> None:
 LONG: Message = {"type": "TxUnlocked", "txids": [digest(n) for n in range(600)]}
 
 
-@pytest.mark.parametrize("encoding", ["json", "frames"])
-@pytest.mark.parametrize("first", [UNLOCKED, LONG], ids=["short", "long"])
+@pytest.mark.parametrize(("first", "encoding"), [(UNLOCKED, "json"), (LONG, "frames")], ids=["short", "long"])
 def test_what_clients_sent_ahead_waits_in_the_kernel(tmp_path: Path, first: Message, encoding: Encoding) -> None:
     clients = 200
     with (

@@ -12,7 +12,6 @@ from threading import Thread
 
 import pytest
 from daemons import Daemon, Message, encoded, environment, running, statuses, utxod
-from questions import short_folder
 from scenarios import back_to, block, chain, tx
 
 from daemon.examples import SEQUENCE
@@ -20,12 +19,6 @@ from handlers import wire
 
 BLOCKS = chain(3)
 STRANGE: Message = {"type": "TxUnlocked", "txids": [b"\1" * 32]}  # which is not known
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as name:
-        yield name
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import lmdb
 import pytest
 from daemons import PATIENCE_S, ROOT, Daemon, as_user, encoded, environment, error, home, only_root, running, statuses
 from patience import until
-from questions import Web, failure, short_folder
+from questions import Web, failure
 from reader_processes import children
 from scenarios import chain, expected, point
 
@@ -30,12 +30,6 @@ from daemon import worker_process
 from daemon.reload import RELOADED, difference
 
 T = TypeVar("T")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as name:
-        yield name
 
 
 def lines(daemon: Daemon, event: str) -> list[dict[str, Any]]:

@@ -15,16 +15,10 @@ import pytest
 from chains import at, back_to, block, feed, open_chain, output, tx
 from daemons import PATIENCE_S, ROOT, environment, log_lines, reason, running, utxod
 from patience import until
-from questions import serve_alone, short_folder
+from questions import serve_alone
 
 from config.load import DEFAULT_FILE
 from daemon import VERSION
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as name:
-        yield name
 
 
 @contextmanager
