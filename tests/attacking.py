@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,12 @@ MEETS = {
 }
 
 
+def attack(kind: str) -> Callable[[Path], None]:
+    """Return the test that attacks with every seed of a kind."""
+    return lambda folder: promises_hold(kind, folder)
+
+
 def promises_hold(kind: str, folder: Path) -> None:
-    """Attack with every seed of a kind."""
     met = Met()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Target, "start", _start)

@@ -243,18 +243,6 @@ def test_a_reader_in_another_process_sees_block_boundaries_and_survives_growth(t
         assert process.wait(60) == 0
 
 
-def test_a_reader_keeps_its_state_while_blocks_are_written(tmp_path: Path) -> None:
-    first = block(None, tx("O", output("ann")))
-    with open_chain(tmp_path) as chain:
-        feed(chain, first)
-        with chain.store.disk.read() as txn:
-            feed(chain, block(first, tx("P", spends=[at("O")])))
-            assert chain.store.state(txn).tip == 1
-            assert chain.store.state(txn).unspent == 1
-        with chain.store.disk.read() as txn:
-            assert chain.store.state(txn).tip == 2
-
-
 def test_a_reader_cannot_write(tmp_path: Path) -> None:
     with open_chain(tmp_path) as chain:
         feed(chain, block(None))

@@ -39,9 +39,9 @@ from handlers.records import Entry, RecordWriter
 from handlers.rendering import OutputRenderer
 from storage import mmr
 from storage.disk import Txn
-from storage.errors import Damaged, WrongFormat
+from storage.errors import Damaged
 from storage.history.layout import Extra, words
-from storage.history.mmr import NODE, TABLES, Born
+from storage.history.mmr import NODE, Born
 from storage.history.mmr_arrays import in_bytes
 from storage.history.mmr_nodes import NODES, Value, pack, unpack
 from storage.history.verify import verify
@@ -100,14 +100,6 @@ def test_far_below_the_tip_nothing_is_left_out(tmp_path: Path) -> None:
             assert roots_of(far) == (0, 0, bytes(32), bytes(32), mmr.state_root(0, bytes(32), bytes(32)))
 
 
-def test_a_store_is_opened_as_what_it_was_made(tmp_path: Path) -> None:
-    for own, other in (("classic", "mmr"), ("mmr", "classic")):
-        with open_chain(tmp_path / own, store=own):
-            pass
-        with pytest.raises(WrongFormat, match=f"this is a {own} store"), open_chain(tmp_path / own, store=other):
-            pass
-
-
 # --- values of many nodes ------------------------------------------------------------------------------------------
 
 
@@ -163,16 +155,6 @@ def test_nodes_of_blocks_that_may_be_rolled_back_are_needed(tmp_path: Path, monk
         found = unpack(rows(chain.store, NODE)[key], 0)
         disk.write(lambda txn: txn.put(key, pack(Value(np.arange(7) > 0, found.hashes[1:])), db=disk.tables[NODE]))
         assert wrong(chain) == ["node 0 of the mountain range is not there, but proofs need it"]
-
-
-def test_a_value_behind_the_end_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_nodes(monkeypatch)
-    with open_chain(tmp_path, store="mmr") as chain:
-        feed(chain, block(None, tx("some", output("ann"))))
-        for name in TABLES:
-            db = chain.store.disk.tables[name]
-            chain.store.disk.write(lambda txn, db=db: txn.put(U64.pack(14), b"?", db=db))  # type: ignore[misc]
-            assert any(f"{name} has a value for the nodes from 14 on" in each for each in wrong(chain))
 
 
 # --- thinning -----------------------------------------------------------------------------------------------------

@@ -626,7 +626,7 @@ def no_output_above(history: History) -> None:
 
 @pytest.mark.parametrize("copy", KINDS, indirect=True)
 @pytest.mark.parametrize("wrong", [one_bit_less, no_block_above, no_output_above])
-def test_blocks_are_taken_back_on_a_copy(
+def test_undo_logs_are_tried_on_a_copy(
     copy: Path, wrong: Callable[[History], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rollback that goes wrong is found there, and what is wrong is said of the block that it went back to."""

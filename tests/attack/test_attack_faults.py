@@ -1,11 +1,5 @@
 """Promises hold under attack: failing disks."""
 
-from __future__ import annotations
+from attacking import attack
 
-from pathlib import Path
-
-from attacking import promises_hold
-
-
-def test_promises_hold_under_attack(folder: Path) -> None:
-    promises_hold("faults", folder)
+test_promises_hold_under_attack = attack("faults")

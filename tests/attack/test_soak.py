@@ -17,10 +17,10 @@ def test_every_module_of_attacks_is_run() -> None:
     assert {path.stem for path in sources if "\ndef round(" in path.read_text()} == set(KINDS)
     assert set(ROUNDS) == set(MEETS) == set(KINDS)
     for kind in KINDS:
-        assert f'promises_hold("{kind}", folder)' in (Path(__file__).parent / f"test_attack_{kind}.py").read_text()
+        assert f'attack("{kind}")' in (Path(__file__).parent / f"test_attack_{kind}.py").read_text()
 
 
-def test_soak_runs_for_as_long_as_it_is_told_and_reports(folder: Path) -> None:
+def test_soak_runs_for_the_given_time_and_reports(folder: Path) -> None:
     done = CliRunner().invoke(soak, ["--for", "1s", "--only", "power", "--parallel", "1", "--work", str(folder)])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("seed ") and "lives recorded" in done.output
