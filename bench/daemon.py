@@ -130,6 +130,11 @@ class Daemon:
         """Return what the process has caused to be written, as the kernel accounts it to a process."""
         return self._counted("io", "write_bytes") / 1e6
 
+    def processor_s(self) -> float:
+        """Return the processor time that the process has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def _counted(self, file: str, name: str) -> int:
         try:
             lines = Path(f"/proc/{self.process.pid}/{file}").read_text().splitlines()

@@ -65,12 +65,13 @@ def _submitted(folder: Path, count: int) -> str:
     with running(folder) as daemon:
         client = Client(daemon.folder / "utxod.sock")
         client.feed([_block(1, funds)])
+        before = daemon.processor_s()
         took = client.feed(orders)
+        each = (daemon.processor_s() - before) / count * 1e6
         client.close()
         peak = daemon.peak_mb
-    return (
-        f"submissions: {count / took:,.0f} a second, {count:,} of them in {_CHAINS} chains, peak memory {peak:.0f} MB"
-    )
+    rate = f"{count / took:,.0f} a second, {each:.1f} µs of the daemon's processor time each"
+    return f"submissions: {rate}, {count:,} of them in {_CHAINS} chains, peak memory {peak:.0f} MB"
 
 
 def _chained(count: int) -> tuple[list[Tx], list[Tx]]:
