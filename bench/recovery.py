@@ -74,15 +74,13 @@ async def _measure(name: str, storage: Storage, rows: int, settings: Recovery) -
 
 
 async def _drain(name: str, storage: Storage, rows: int, settings: Recovery) -> None:
-    left, done = rows, asyncio.Event()
+    done = asyncio.Event()
 
-    def count(changes: list[object]) -> None:
-        nonlocal left
-        left -= len(changes)
-        if left == 0:
+    def changed() -> None:
+        if manager.numbers.settled["confirmed"] == rows:
             done.set()
 
-    manager = Manager(storage, AtOnce(), settings, changed=lambda c: count(list(c)), dice=lambda low, _: low)
+    manager = Manager(storage, AtOnce(), settings, changed=changed, dice=lambda low, _: low)
     began = time.perf_counter()
     async with anyio.create_task_group() as group:
         group.start_soon(manager.run, group)

@@ -188,7 +188,7 @@ async def recover_along(
         InTurn([*own, handler]) if own else handler,
         wish,
         available=lambda: bool(own) or handler.available(),
-        changed=lambda _: reporter.notify(),
+        changed=reporter.notify,
         chores=[circuits, healing, withdrawing],
         numbers=numbers,
     )

@@ -29,7 +29,7 @@ class Evictions:
 
     def __init__(self, chain: Chain, tx_blocks: TxBlocks) -> None:
         self._chain, self._evictor, self._transactions = chain, tx_blocks.evictor, tx_blocks.transactions
-        self._removal = tx_blocks.removal
+        self.blobs = tx_blocks.removal.blobs  # whose transactions were evicted or withdrawn
         age_s = self._transactions.rules.max_pending_age_s
         self.pause_s = max(min(age_s / _CHECKS_IN_AGE or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S), _SHORTEST_PAUSE_S)
 
@@ -46,11 +46,6 @@ class Evictions:
             return None
         facts = self._chain.changes.written
         return Committed([], facts, self._chain.view, 0.0) if facts or self._evictor.under_way else None
-
-    @property
-    def blobs(self) -> list[str]:
-        """Return the names of blobs whose transactions were evicted or withdrawn."""
-        return self._removal.blobs
 
     def delete_blobs(self) -> None:
         """Delete some of these blobs, unless their transactions have come again."""

@@ -23,7 +23,6 @@ from bench.postgres import postgres
 from config.settings import Recovery
 from handlers.recovery.manager import Manager
 from handlers.recovery.outcome import Handler, Outcome, Valid
-from handlers.recovery.settling import Change
 from storage.recovery.postgres import PostgresStorage
 from storage.recovery.rows import Row, StoreAway
 from storage.recovery.sqlite import SqliteStorage
@@ -282,4 +281,4 @@ def becomes(storage: Storage, txid: bytes, wanted: str) -> Callable[[], Any]:
     return is_so
 
 
-__all__ = ["Change", "Kind", "Lab", "Says", "Shaky", "capture_logs"]
+__all__ = ["Kind", "Lab", "Says", "Shaky", "capture_logs"]

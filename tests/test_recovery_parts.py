@@ -55,7 +55,7 @@ async def test_a_renewed_lease_ends_later() -> None:
 @pytest.mark.anyio
 async def test_two_results_of_one_row_are_in_two_batches() -> None:
     tables, numbers = Tables(), Numbers()
-    settler = Settler(cast("Any", tables), holding(tables), Recovery(), numbers, lambda _: None, lambda low, _: low)
+    settler = Settler(cast("Any", tables), holding(tables), Recovery(), numbers, lambda: None, lambda low, _: low)
     for n, generation in ((1, 1), (2, 1), (1, 2)):
         settler.postpone(claim(n, generation))
     while not settler.idle:

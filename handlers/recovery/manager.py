@@ -27,7 +27,7 @@ from handlers.recovery.chores import forget
 from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler
-from handlers.recovery.settling import Change, Settler
+from handlers.recovery.settling import Settler
 from handlers.wakeup import Wakeup
 from storage.errors import StoreError
 from storage.recovery.rows import Claim
@@ -54,7 +54,7 @@ class Manager:
         settings: Recovery,
         *,
         available: Callable[[], bool] = lambda: True,
-        changed: Callable[[list[Change]], None] = lambda _: None,
+        changed: Callable[[], None] = lambda: None,
         chores: Sequence[Chore] = (),
         dice: Callable[[float, float], float] = uniform,
         leave_s: float = _LEAVE_S,
@@ -62,10 +62,9 @@ class Manager:
     ) -> None:
         """Take the open tables and the handler.
 
-        Nothing is claimed while `available` returns False. `changed` is called with final statuses once they are
-        written; where the answer of the database was lost, only `storage.untold` has them. `chores` are run first, and
-        then in every scan interval. Attempts have `leave_s` to end when we stop.
-        `numbers` are counted on, if someone else counts too.
+        Nothing is claimed while `available` returns False. `changed` is called once final statuses are written, unless
+        the answer of the database was lost; `storage.untold` has them. `chores` are run first, and then in every scan
+        interval. Attempts have `leave_s` to end when we stop. `numbers` are counted on, if someone else counts too.
         An exception of any of these callbacks is logged and counted, and the service continues.
 
         Raises:

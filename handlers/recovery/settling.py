@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
-from msgspec import Struct, structs
+from msgspec import structs
 
 from config.settings import Recovery
 from handlers.recovery.holding import Held, Holding
@@ -16,20 +16,12 @@ from handlers.recovery.outcome import Outcome
 from handlers.recovery.rules import Dice, settle
 from handlers.wakeup import Wakeup
 from storage.errors import StoreError
-from storage.recovery.rows import Claim, Settlement, Status
+from storage.recovery.rows import Claim, Settlement
 from storage.recovery.tables import Storage
 
 log = structlog.get_logger("recovery")
 
 _MOST = 1000  # results in a batch
-
-
-class Change(Struct, frozen=True):
-    """A final status that was written by this instance."""
-
-    txid: bytes
-    status: Status
-    message: str | None
 
 
 class Result(NamedTuple):
@@ -40,7 +32,7 @@ class Result(NamedTuple):
 
 
 class Settler:
-    """Takes results, writes them, and calls `changed` with the final ones."""
+    """Takes results, writes them, and calls `changed` after final ones."""
 
     def __init__(
         self,
@@ -48,10 +40,10 @@ class Settler:
         holding: Holding,
         settings: Recovery,
         numbers: Numbers,
-        changed: Callable[[list[Change]], None],
+        changed: Callable[[], None],
         dice: Dice,
     ) -> None:
-        """Take the tables, the places that results free, and what is called with final statuses."""
+        """Take the tables, the places that results free, and what is called when there are new final statuses."""
         self._storage, self._holding, self._settings, self._numbers = storage, holding, settings, numbers
         self._changed, self._dice = changed, dice
         self._results: deque[Result] = deque()
@@ -119,17 +111,13 @@ class Settler:
             _too_late(settlement)
 
     def _publish(self, landed: list[Settlement]) -> None:
-        changes: list[Change] = []
         for each in landed:
-            txid = each.claim.txid
             self._numbers.settled[each.status] += 1
-            if each.status != "pending":
-                changes.append(Change(txid, each.status, each.message))
             if each.status in ("orphan", "dead"):
-                log.warning(f"transaction_{each.status}", txid=txid.hex(), error=each.error)
-        if changes:
+                log.warning(f"transaction_{each.status}", txid=each.claim.txid.hex(), error=each.error)
+        if any(each.status != "pending" for each in landed):
             with self._numbers.callback("changed"):
-                self._changed(changes)
+                self._changed()
 
 
 def _too_late(settlement: Settlement) -> None:

@@ -260,10 +260,7 @@ class PostgresSession:
             server_settings={"idle_session_timeout": str(_silence_ms(self._lease_s))},
         )
         self._connection.add_termination_listener(self._ended)
-        await self._connection.add_listener(channel, self._rung)
-
-    def _rung(self, *_: object) -> None:
-        self._wake()
+        await self._connection.add_listener(channel, lambda *_: wake())
 
     def _ended(self, _: object) -> None:
         self._leads = False

@@ -223,7 +223,8 @@ class SqliteStorage(Storage):
 
     async def _work(self, work: Work[T], mode: Mode) -> T:
         async with self._turn:
-            db = self._open()
+            if (db := self._connection) is None:
+                raise StoreAway(f"{self._path} is not open")
             run = _Run(db, self._clock_ms())
             try:
                 with CancelScope(shield=True):
@@ -246,11 +247,6 @@ class SqliteStorage(Storage):
                 await db.execute("ROLLBACK")
             raise
         return done
-
-    def _open(self) -> aiosqlite.Connection:
-        if self._connection is None:
-            raise StoreAway(f"{self._path} is not open")
-        return self._connection
 
 
 def _told(error: sqlite3.Error, path: Path) -> StoreError:
