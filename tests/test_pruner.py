@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from chains import at, back_to, block, output, tx, txid
 from daemons import Message, home
-from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, live, open_local_store, pay
+from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, LocalStore, live, open_local_store, pay
 from stores import create
 from structlog.testing import capture_logs
 
@@ -48,6 +48,12 @@ def blocks(count: int, after: BlockApplied | None = None) -> list[BlockApplied]:
         parent = chain[-1] if chain else after
         chain.append(block(parent, pay(f"{parent and parent.height} {n}", coinbase=True)))
     return chain
+
+
+def create_due(local: LocalStore) -> None:
+    """Create a transaction that can be deleted from height 13 on."""
+    local.create(pay("spent"), 1, mined=1)
+    local.create(pay("spender", at("spent")), 3, mined=3)
 
 
 # --- what starts a cycle -------------------------------------------------------------------------------------------
@@ -121,8 +127,7 @@ def test_a_cycle_goes_through_its_phases_in_order(tmp_path: Path) -> None:
     with open_local_store(tmp_path) as local:
         local.create(pay("old", outs=2), 1, mined=1)
         local.create(pay("waits", at("old")), 2)  # unmined for long: its parent is preserved
-        local.create(pay("spent"), 1, mined=1)
-        local.create(pay("spender", at("spent")), 3, mined=3)
+        create_due(local)
         local.create(pay("kept"), 1, mined=1)
         local.create(pay("child of kept", at("kept")), 3, mined=3)
         local.write(lambda view: states.preserve(view, txid("kept"), 12))
@@ -360,8 +365,7 @@ def test_the_node_holds_it_back_and_the_job_says_so(tmp_path: Path) -> None:
         assert local.pruner.numbers.held_back == {"reorganising": 2, "catching_up": 1}
 
     with open_local_store(tmp_path) as local:
-        local.create(pay("spent"), 1, mined=1)
-        local.create(pay("spender", at("spent")), 3, mined=3)
+        create_due(local)
         live(local, story)
 
 
@@ -388,8 +392,7 @@ def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> Non
         assert local.pruner.numbers.cycles == {"done": 1, "nothing_to_do": 0, "failed": 1}
 
     with open_local_store(tmp_path) as local:
-        local.create(pay("spent"), 1, mined=1)
-        local.create(pay("spender", at("spent")), 3, mined=3)
+        create_due(local)
         local.create(pay("waits"), 2)
         local.disk.write(lambda txn: whole.append(txn.get(txid("waits"), b"", db=local.transactions.pool.tx)))
         local.spoil(txid("waits"))
@@ -408,8 +411,7 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
         assert local.journal()[0].state == "done"
 
     with open_local_store(tmp_path, msgspec.structs.replace(TERMS, job_timeout_s=0.0)) as local:
-        local.create(pay("spent"), 1, mined=1)
-        local.create(pay("spender", at("spent")), 3, mined=3)
+        create_due(local)
         live(local, story)
 
 
@@ -475,15 +477,13 @@ def test_a_silent_persister_blocks_deleting_and_is_spoken_of(tmp_path: Path) -> 
 
     events: list[str] = []
     with open_local_store(tmp_path / "auto") as local:
-        local.create(pay("spent"), 1, mined=1)
-        local.create(pay("spender", at("spent")), 3, mined=3)
+        create_due(local)
         live(local, story_of(events))
         assert "persister_silent" in events
         assert local.pruner.numbers.persister_lag == 29
         assert local.record("spent") is not None, "the persister must still write it"
     with open_local_store(tmp_path / "applied", msgspec.structs.replace(TERMS, trigger="applied")) as local:
-        local.create(pay("spent"), 1, mined=1)
-        local.create(pay("spender", at("spent")), 3, mined=3)
+        create_due(local)
         live(local, story_of([]))
         assert local.record("spent") is None, "the way out"
 
@@ -511,8 +511,7 @@ def test_a_job_that_waits_goes_on_after_a_restart(tmp_path: Path) -> None:
         local.pruner = Pruner(local.tables)
         local.pruner.begin()
         assert [(job.number, job.state, job.reason) for job in local.journal()] == [(1, "queued", "stopped")]
-        local.create(pay("spent"), 1, mined=1)
-        local.create(pay("spender", at("spent")), 3, mined=3)
+        create_due(local)
         local.run_cycle(14)
         assert [(job.number, job.state, job.height) for job in local.journal()] == [(1, "done", 14)]
         local.pruner.hold(Request(15, "applied"), "stopped")

@@ -40,7 +40,7 @@ HOUR = 3600.0
 
 def test_every_case_has_its_test() -> None:
     named = {name.upper().replace("_", "-")[5:12] for name in globals() if name.startswith("test_rec_")}
-    assert named == set(CASES)
+    assert named | DOCUMENTED.keys() == set(CASES)
 
 
 async def old(storage: Storage, *numbers: int, age_s: float = HOUR) -> None:
@@ -460,54 +460,33 @@ async def after(storage: Storage, handler: Any, wanted: str, **changes: Any) -> 
         return await read(storage, tx(1))
 
 
-async def document_row(lab: Lab, books: Books, answer: Any, wanted: str, **changes: Any) -> Any:
-    network = Network()
-    network.answers[tx(1)] = answer
-    handler = documented()["TokenHandler"](network, books.connection)
-    async with lab.storage() as storage:
-        return await after(storage, handler, wanted, **changes)
+# What the network says, the status of the row then, what is done to the database before that, what the message or error
+# of the row has, whether the attempt failed, and how many tokens there are.
+FULL = "CREATE TRIGGER full BEFORE INSERT ON tokens BEGIN SELECT RAISE(FAIL, 'full'); END"
+THERE = f"INSERT INTO tokens VALUES (x'{tx(1).hex()}', 'ten tokens')"
+DOCUMENTED: dict[str, tuple[Any, str, str, str, bool, int]] = {
+    "REC-046": (("invalid", "bad signature"), "deleted", "DROP TABLE requests", "bad signature", False, 0),
+    "REC-047": (("busy", ""), "pending", "", "", False, 0),
+    "REC-048": (("a word nobody knows", ""), "pending", "", "", False, 0),
+    "REC-049": (("valid", b"another"), "deleted", "", "mismatch", False, 0),
+    "REC-051": (GOOD, "pending", "DROP TABLE requests", "no such table", True, 0),
+    "REC-052": (GOOD, "pending", FULL, "full", True, 0),
+    "REC-055": (("valid", None), "dead", "", "no hash", True, 0),
+    "REC-056": (GOOD, "confirmed", THERE, "", False, 1),
+}
 
 
-async def test_rec_046_invalid(sqlite_lab: Lab) -> None:
+@pytest.mark.parametrize("case", DOCUMENTED)
+async def test_the_handler_in_the_document(on_sqlite: Storage, case: str) -> None:
+    answer, wanted, before, said, fails, tokens = DOCUMENTED[case]
     with Books() as books:
-        books.connection.execute("DROP TABLE requests")  # it is not looked into
-        row = await document_row(sqlite_lab, books, ("invalid", "bad signature"), "deleted")
-    assert row.message == "bad signature"
-
-
-async def test_rec_047_busy(sqlite_lab: Lab) -> None:
-    with Books() as books:
-        row = await document_row(sqlite_lab, books, ("busy", ""), "pending")
-    assert (row.failures, row.history[0].outcome, row.message) == (0, "busy", "")
-
-
-async def test_rec_048_unknown_status_is_treated_as_busy(sqlite_lab: Lab) -> None:
-    with Books() as books:
-        row = await document_row(sqlite_lab, books, ("a word nobody knows", ""), "pending")
-    assert (row.failures, row.history[0].outcome) == (0, "busy")
-
-
-async def test_rec_049_hash_mismatch(sqlite_lab: Lab) -> None:
-    with Books() as books:
-        row = await document_row(sqlite_lab, books, ("valid", b"another"), "deleted")
-        assert "mismatch" in row.message
-        assert books.tokens() == []
-
-
-async def test_rec_051_request_load_fails(sqlite_lab: Lab) -> None:
-    with Books() as books:
-        books.connection.execute("DROP TABLE requests")
-        row = await document_row(sqlite_lab, books, GOOD, "pending")
-    assert row.failures >= 1
-    assert "no such table" in row.last_error
-
-
-async def test_rec_052_append_fails(sqlite_lab: Lab) -> None:
-    with Books() as books:
-        books.connection.execute("CREATE TRIGGER full BEFORE INSERT ON tokens BEGIN SELECT RAISE(FAIL, 'full'); END")
-        row = await document_row(sqlite_lab, books, GOOD, "pending")
-        assert "full" in row.last_error
-        assert (books.tokens(), row.message) == ([], "")
+        books.connection.execute(before)
+        network = Network()
+        network.answers[tx(1)] = answer
+        row = await after(on_sqlite, documented()["TokenHandler"](network, books.connection), wanted)
+        assert len(books.tokens()) == tokens
+    assert (row.failures > 0) == fails and said in (row.last_error if fails else row.message)
+    assert row.history[-1].outcome == ("busy" if wanted == "pending" and not fails else row.history[-1].outcome)
 
 
 async def test_rec_053_status_write_fails(on_sqlite: Storage) -> None:
@@ -520,21 +499,6 @@ async def test_rec_053_status_write_fails(on_sqlite: Storage) -> None:
         assert await status(on_sqlite, tx(1)) == "pending"
         shaky.broken.clear()
         await until(becomes(on_sqlite, tx(1), "deleted"))
-
-
-async def test_rec_055_valid_but_no_reference_hash(sqlite_lab: Lab) -> None:
-    with Books() as books:
-        row = await document_row(sqlite_lab, books, ("valid", None), "dead")
-        assert "no hash" in row.last_error
-        assert books.tokens() == []
-
-
-async def test_rec_056_second_commit_changes_nothing(sqlite_lab: Lab) -> None:
-    with Books() as books:
-        books.connection.execute("INSERT INTO tokens VALUES (?, ?)", (tx(1), b"ten tokens"))
-        books.connection.commit()
-        await document_row(sqlite_lab, books, GOOD, "confirmed")
-        assert len(books.tokens()) == 1
 
 
 # --- orphan ------------------------------------------------------------------------------------------------------
