@@ -39,7 +39,7 @@ class Write(Protocol):
 
 
 class Overtaken(Exception):
-    """Somebody else owns this creation now, or a block has made it whole."""
+    """Another creator owns this creation now, or a block has completed it."""
 
 
 def lock_ttl(records: int) -> int:
@@ -152,7 +152,7 @@ class Creation:
                 raise TxFault("PROCESSING", message) from error
 
     async def _finish(self, write: Write) -> None:
-        """Clear the flags. A failure leaves a whole transaction that nobody can spend yet: the next attempt ends it."""
+        """Clear the flags. A failure leaves a whole transaction that can't be spent yet: the next attempt ends it."""
         try:
             for number in range(1, self.records):
                 await write(partial(self.clear, number))
@@ -170,7 +170,7 @@ class Creation:
         try:
             for number in range(self.records - 1, -1, -1):
                 await write(partial(self.remove, number))
-        except StoreFull as error:  # the master is still being created: nobody spends it, and the next attempt goes on
+        except StoreFull as error:  # the master is still being created: it can't be spent, and the next attempt goes on
             log.warning("creation_not_removed", txid=self.tx.txid.hex(), error=str(error))
 
     async def _release(self, write: Write) -> None:

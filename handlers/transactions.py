@@ -59,7 +59,7 @@ class Transactions:
         return TxView(self, txn, height)
 
     def speaks_of(self, txn: Txn, txid: bytes) -> bool:
-        """Return whether a transaction has a record, readable or not, or somebody is about to make one."""
+        """Return whether a transaction has a record, readable or not, or one is about to be made."""
         return self.pool.has(txn, txid) or self.pool.lock(txn, txid) is not None or txid in self.on_their_way
 
     def blob(self, held: Held) -> bytes | None:
@@ -151,9 +151,9 @@ class TxView:
             for slot, name in self.rows.names(txid, record, page):
                 yield slot, name + claims.get(slot, b"")
         elif page == 0:
-            yield from sorted(self._beside(txid).items())
+            yield from sorted(self._claims_on_chain(txid).items())
 
-    def _beside(self, txid: bytes) -> dict[int, bytes]:
+    def _claims_on_chain(self, txid: bytes) -> dict[int, bytes]:
         """Return the slots of a ghost, or the claimed ones of a transaction of the chain."""
         claims, any_ghosts = self.rows.claims(txid, 0), self._haunted
         ghost = self.ghosts.find(self.txn, txid) if any_ghosts else None
@@ -173,7 +173,7 @@ class TxView:
         `delete_at` is when a record of its own would go: so long after the last spend in a block.
         """
         record, (slots, last) = self.chain.record(self.txn, tx), self.chain.slots(self.txn, tx)
-        slots.update((index, row) for index, row in self._beside(tx.txid).items() if index in slots)
+        slots.update((index, row) for index, row in self._claims_on_chain(tx.txid).items() if index in slots)
         count(record, slots)
         if slots and record.all_spent and last is not None:
             record.delete_at = last + self.rules.retention
@@ -222,7 +222,7 @@ class TxView:
             self.touch(held.txid)
 
     def make_record(self, tx: ChainTx, *, spent: Sequence[OutPoint] | None = None) -> Record:
-        """Make a record of a transaction of the chain, with all that the chain still tells of it."""
+        """Make a record of a transaction of the chain, with all that the chain still has of it."""
         record, slots = self.counted(tx)
         record.created_at = now()
         record.delete_at = None
@@ -247,7 +247,7 @@ class TxView:
         held = self.pooled(txid)
         if held is None or held.ghost is None:
             return False
-        ghost, record, slots = held.ghost, held.record, self._beside(txid)
+        ghost, record, slots = held.ghost, held.record, self._claims_on_chain(txid)
         record.spent, inputs = self._ghost_record(ghost).spent, self.ghosts.inputs(self.txn, ghost)
         self.ghosts.end(self.txn, np.array([ghost.number], np.int64))
         held.ghost = None
@@ -285,7 +285,7 @@ class TxView:
         """Let an output be spent by `by`, frozen, or with nothing unspent; return whether the output exists.
 
         It is counted on its page and its record; the record is the caller's to settle. Of a transaction of the chain
-        only the claim or the freeze is stored: the chain tells of what is unspent. `found` is the slot if it is known.
+        only the claim or the freeze is stored: the chain has what is unspent. `found` is the slot if it is known.
         """
         if held.ghost is not None:
             self._own(held)
@@ -310,7 +310,7 @@ class TxView:
         return True
 
     def drop_claim(self, txid: bytes, index: int) -> None:
-        """Remove a claim on an output of a transaction of the chain: a block spends it, or nobody does."""
+        """Remove a claim on an output of a transaction of the chain: a block spends it, or nothing does."""
         self._touch_claimant(txid, index)
         self.rows.put_claim(txid, 0, index, None)
 
@@ -364,12 +364,12 @@ class TxView:
     def read_ahead(self, txids: Iterable[bytes], outpoints: Collection[OutPoint]) -> None:
         """Read at once what will be asked for."""
         self.rows.read_ahead(txids, ())
-        record, absent = self.rows.record, self.chain.absent  # nobody has claimed of what is not known
+        record, absent = self.rows.record, self.chain.absent  # what is not known has no claims
         known = {txid for txid in {each[0] for each in outpoints} if record(txid) or not absent(txid)}
         self.rows.read_ahead((), [each for each in outpoints if each[0] in known])
 
     def flush(self) -> None:
-        """Write what was changed, indexes and totals with it; whoever walks through a table does this before."""
+        """Write what was changed, indexes and totals with it; to be called before a walk through a table."""
         self.rows.flush()
 
     @contextmanager

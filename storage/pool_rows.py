@@ -1,6 +1,6 @@
 """The pool's rows as one write or one question sees them: read once, changed in memory, written together in `flush`.
 
-What was changed is answered as changed. Whoever walks through a table flushes before.
+What was changed is answered as changed. Before a walk through a table it has to be flushed.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class PoolRows:
         self._delete(txid)
 
     def remove_page(self, txid: bytes, number: int) -> None:
-        """Remove one page with the claims on it; with the first one goes what is said of the whole transaction."""
+        """Remove one page with the claims on it; with the first one goes the row of the whole transaction."""
         self._forget_page(txid, number)
         front, others = keys.u32(number), self._others.get(txid, {})
         for rest in [rest for rest in others if rest.startswith(front) or (number == 0 and rest == BODY)]:
