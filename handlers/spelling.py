@@ -1,4 +1,4 @@
-"""Unknown names in a message (types, fields, values of enums): the known name that the sender may have meant."""
+"""Errors for the sender of a message: the known name that an unknown one may stand for, and lengths in hex digits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from handlers.events import Inbound
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$([^`]*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[[^]]*\]")
 _ENUM = re.compile(r"Invalid enum value '(.*?)'(?: - at `\$([^`]*)`)?", re.DOTALL)
+_BYTES = re.compile(r"Expected `bytes` of length (>=|<=) (\d+)( - at `[^`]*`)?")
 _LONGEST_NAME = 64  # characters of a name that are compared and repeated
 
 
 def explain(error: str, kind: Callable[[], str]) -> str | None:
-    """Return the error about a message of type `kind()` with a hint; None if it is about no unknown name."""
+    """Return the error about a message of type `kind()` with a hint; None if there is none to give."""
     if match := _UNKNOWN.fullmatch(error):
         name, place = match[1][:_LONGEST_NAME], match[2] or ""
         return f"unknown field `{name}` - at `${place}.{name}`{_hint(name, _known(kind(), place), 'fields')}"
     if match := _ENUM.fullmatch(error):
         value, place = match[1][:_LONGEST_NAME], match[2] or ""
         return f"unknown value `{value}` - at `${place}`{_hint(value, _values(kind(), place), 'values')}"
+    if match := _BYTES.fullmatch(error):
+        bound, size = "at least" if match[1] == ">=" else "at most", int(match[2])
+        return f"Expected {bound} {size} bytes ({2 * size} hex digits in JSON){match[3] or ''}"
     return None
 
 

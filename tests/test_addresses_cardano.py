@@ -524,11 +524,11 @@ def test_a_stake_address_is_another_kind(vector: Vector) -> None:
         (" " + CIP_19[0].mainnet, "malformed", "a blank"),
         ("addr1qqqq", "malformed", "cut off"),
         ("addr", "malformed", "no prefix and separator"),
-        ("zzzz", "malformed", "no Byron address"),
+        ("zzzz", "malformed", "not a Byron address"),
         (bech32.encode("addr", *bech32.symbols(b"\x61" + KEY), bech32.BECH32M), "bad checksum", "bech32m"),
         ("bc1qvyq0cc6rahyvsazfdje0twl7ez82ndmuac2lhv", "unknown prefix", "bc is none of addr, addr_shared_vk"),
         (bech32_of("pool", KEY), "unknown prefix", "pool is none of"),
-        ("1FsSia9rv4NeEwvJ2GvXrX7LyxYspbN2mo", "malformed", "no Byron address"),
+        ("1FsSia9rv4NeEwvJ2GvXrX7LyxYspbN2mo", "malformed", "not a Byron address"),
         ("script1cda3khwqv60360rp5m7akt50m6ttapacs8rqhn5w342z7r35m37", "another kind", "a credential (script)"),
         (bech32_of("addr_vkh", KEY), "another kind", "a credential (addr_vkh) where an address is expected"),
         # CIP 19's own example in its table: the prefix says mainnet, the header a test network
@@ -538,7 +538,7 @@ def test_a_stake_address_is_another_kind(vector: Vector) -> None:
         (bech32_of("addr", b"\x62" + KEY), "malformed", "or network"),
         (bech32_of("addr", b""), "malformed", ""),
         (bech32_of("addr", bytes.fromhex(BYRON[2][1])), "malformed", ""),
-        (base58.encode(b"\x61" + KEY), "malformed", "no Byron address"),
+        (base58.encode(b"\x61" + KEY), "malformed", "not a Byron address"),
         (bech32_of("addr", b"\x61" + KEY + bytes(16_384)), "malformed", ""),
     ],
 )

@@ -73,4 +73,4 @@ def _string(raw: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _malformed() -> AddressError:
-    return AddressError("malformed", "no Byron address, which is what base58 is for")
+    return AddressError("malformed", "not a Byron address in base58")
