@@ -1,0 +1,870 @@
+"""Any story of transactions leaves the store as plain dicts say: slots, counters, flags, indexes, and who may go when.
+
+The model knows no pages, rows or indexes: a transaction is its outputs and what was said of it. An operation that fails
+has not changed one byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from stores import ALL_TABLES, OnDisk, create, open_store, open_transactions, submit, write
+
+from handlers import conflicts, new_records, states, tx_startup
+from handlers.claims import spend
+from handlers.creation import Creation
+from handlers.deletion import Deletion
+from handlers.events import OutPoint, Output, Tx
+from handlers.prune_request import Terms
+from handlers.spending import Mined, Rules, TxFault
+from handlers.transactions import TxView
+from storage import pool
+from storage.disk import Disk, Txn
+from storage.errors import StoreFull
+from storage.keys import number
+from storage.pool_layout import FROZEN, HASH, Page, Record, claim
+
+_T = TypeVar("_T")
+SEEDS = st.integers(0, 2**32 - 1)
+RULES = Rules(batch_size=3, retention=4, maturity=3, reassign_delay=3)
+MET: set[str] = set()
+TO_MEET = {
+    *("created", "created large", "created again", "refused", "spent again", "released", "another's spend stays"),
+    *("SPENT", "FROZEN", "FROZEN_UNTIL", "CONFLICTING", "LOCKED", "CREATING", "COINBASE_IMMATURE", "INVALID_SPEND"),
+    *("UTXO_NOT_FOUND", "TX_NOT_FOUND", "parent pruned", "frozen", "ALREADY_FROZEN", "UTXO_NOT_FROZEN", "unfrozen"),
+    *("reassigned", "reassigned and spent", "conflict decided", "conflict not decided", "loser's child lost too"),
+    *("mined", "mined in a fork", "mined twice", "unmined", "preserved", "expired"),
+    *("expired and due", "pruned", "pruned large", "held back", "page all spent", "page spendable again"),
+    *("interrupted", "finished by a retry", "begun again", "finished by recovery", "removed by recovery", "restarted"),
+    "kept its lock",
+    *("due", "not due any more", "due later", "rival won", "named twice"),
+}
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+@dataclass
+class Told:
+    """A transaction, as it was told."""
+
+    inputs: list[OutPoint]
+    slots: list[Any]  # None, "unspent", "frozen", or (spender, input)
+    large: bool
+    created_at: int
+    creating: bool = False
+    locked: bool = False
+    by_operator: bool = False
+    conflicting: bool = False
+    ripe_at: int | None = None
+    born: int | None = None
+    unmined: int | None = None
+    blocks: dict[int, int] = field(default_factory=dict)
+    main: set[int] = field(default_factory=set)
+    preserved: int | None = None
+    delete_at: int | None = None
+    conflicting_children: list[bytes] = field(default_factory=list)
+    gone: set[tuple[int, bytes]] = field(default_factory=set)  # page, pruned spender
+    wait_until: dict[int, int] = field(default_factory=dict)
+    reassigned: set[int] = field(default_factory=set)
+
+    def page(self, index: int) -> int:
+        return index // RULES.batch_size if self.large else 0
+
+    @property
+    def forgettable(self) -> bool:
+        spent = all(slot is None or isinstance(slot, tuple) for slot in self.slots)
+        return spent and not self.reassigned and bool(self.blocks) and self.unmined is None
+
+    def settle(self, height: int) -> None:
+        if self.preserved is not None:
+            return
+        before, due = self.delete_at, height + RULES.retention
+        if self.conflicting:
+            self.delete_at = before or due
+        else:
+            self.delete_at = max(before or 0, due) if self.forgettable else None
+        if before != self.delete_at:
+            MET.add("due" if before is None else "due later" if self.delete_at else "not due any more")
+
+    def pages(self) -> int:
+        return -(-len(self.slots) // RULES.batch_size)
+
+
+class Scenario(RuleBasedStateMachine):
+    """One store and its model, told the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="utxod-txs-"))
+        self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 24, durable=False)
+        self.real = open_transactions(open_store(self.disk, chain="bitcoin/mainnet"), RULES)
+        self.store = OnDisk(self.real)
+        self.deletion = Deletion(self.real, Terms(unmined_retention=2, preservation=10))
+        self.told: dict[bytes, Told] = {}
+        self.txs: dict[bytes, Tx] = {}
+        self.height, self.now, self.block, self.made = 10, 0.0, 100, 0
+        self.real.height = self.height
+
+    def teardown(self) -> None:
+        self.disk.close()
+        shutil.rmtree(self.folder)
+
+    # --- telling both --------------------------------------------------------------------------------------------
+
+    def rows(self) -> dict[str, list[tuple[bytes, bytes]]]:
+        names = [table.rstrip("*") for table in pool.TABLES]
+        with self.disk.read() as txn:
+            return {name: list(txn.cursor(self.disk.tables[name])) for name in names}
+
+    def same(self, real: Callable[[TxView], object], model: Callable[[], str | None]) -> bool:
+        """Do it; both must agree on whether it can be done. Return whether it was."""
+        rows, told = self.rows(), deepcopy(self.told)
+        wanted = model()
+        try:
+            write(self.real, real)
+        except TxFault as fault:
+            codes = {str(n): found.code for n, found in fault.inputs.items()} if fault.code == "UTXO_ERROR" else {}
+            assert (repr(codes) if codes else fault.code) == wanted
+            assert self.rows() == rows, "a failure has changed something"
+            self.told = told
+            MET.add("refused" if codes else fault.code)
+            MET.update(codes.values())
+            return False
+        assert wanted is None, f"{wanted} was expected"
+        return True
+
+    def pick(self, random: Random, *, any_of: Callable[[Told], bool] = lambda told: not told.creating) -> bytes | None:
+        txids = [txid for txid in sorted(self.told) if any_of(self.told[txid])]
+        return random.choice(txids) if txids else None
+
+    def outpoint(self, random: Random) -> OutPoint:
+        """Return an output, mostly one that exists and often one that is unspent."""
+        if not self.told or random.random() < 0.03:
+            return random.choice([*sorted(self.txs), b"\xee" * 32]), 0
+        given = [(txid, n) for txid in sorted(self.told) for n in sorted(self.told[txid].reassigned)]
+        if given and random.random() < 0.25:
+            return given[-1] if random.random() < 0.5 else random.choice(given)
+        if random.random() < 0.6:
+            free = [
+                (txid, n)
+                for txid in sorted(self.told)
+                for n, slot in enumerate(self.told[txid].slots)
+                if slot in ("unspent", "frozen")
+            ]
+            if free:
+                return random.choice(free)
+        txid = random.choice(sorted(self.told))
+        return txid, random.randrange(len(self.told[txid].slots) + (random.random() < 0.1))
+
+    # --- the model's rules of spending ---------------------------------------------------------------------------
+
+    def faults(
+        self, txid: bytes, inputs: Sequence[OutPoint], height: int, *, unborn: bool = False, forced: bool = False
+    ) -> str | None:
+        found, seen = {}, set[OutPoint]()
+        for n, (parent, index) in enumerate(inputs):
+            told = self.told.get(parent)
+            if told is None:
+                found[str(n)] = "TX_NOT_FOUND"
+            elif code := self.fault(told, index, (txid, n), height, forced=forced):
+                found[str(n)] = code
+            elif (parent, index) in seen:
+                found[str(n)] = "SPENT"
+                MET.add("named twice")
+            else:
+                seen.add((parent, index))
+        if not unborn and txid in self.told and "TX_NOT_FOUND" in found.values():
+            MET.add("parent pruned")
+            found = {n: code for n, code in found.items() if code != "TX_NOT_FOUND"}
+        return repr(found) if found else None
+
+    def fault(self, told: Told, index: int, by: tuple[bytes, int], height: int, *, forced: bool) -> str | None:
+        slot = told.slots[index] if index < len(told.slots) else None
+        checks = [
+            ("CREATING", told.creating),
+            ("CONFLICTING", told.conflicting and not forced),
+            ("LOCKED", told.locked and not forced),
+            ("COINBASE_IMMATURE", told.ripe_at is not None and height < told.ripe_at),
+            ("UTXO_NOT_FOUND", slot is None),
+            ("FROZEN_UNTIL", height < told.wait_until.get(index, 0)),
+            ("INVALID_SPEND", slot == by and (told.page(index), by[0]) in told.gone),
+            ("FROZEN", slot == "frozen"),
+            ("SPENT", isinstance(slot, tuple) and slot != by),
+        ]
+        return next((code for code, fails in checks if fails), None)
+
+    def take(self, txid: bytes, inputs: Sequence[OutPoint], height: int) -> None:
+        for n, (parent, index) in enumerate(inputs):
+            if (told := self.told.get(parent)) is not None:
+                MET.update({"spent again"} if told.slots[index] == (txid, n) else ())
+                MET.update({"reassigned and spent"} if index in told.reassigned else ())
+                told.slots[index] = (txid, n)
+                told.settle(height)
+
+    # --- creating ------------------------------------------------------------------------------------------------
+
+    def tx(self, random: Random, inputs: list[OutPoint] | None = None) -> Tx:
+        self.made += 1
+        count = random.choice([1, 1, 2, 3, 4, 7])
+        if inputs is None:
+            inputs = [self.outpoint(random) for _ in range(random.choice([0, 1, 1, 2]))] if self.told else []
+            inputs += inputs[: random.random() < 0.05]
+            if self.told and random.random() < 0.25:  # everything of one
+                txid = random.choice(sorted(self.told))
+                inputs = [(txid, n) for n, slot in enumerate(self.told[txid].slots) if slot == "unspent"] or inputs
+        scripts = [b"\x6a" if random.random() < 0.15 else b"\x51" for _ in range(count)]
+        outputs = [Output(script, 0 if script == b"\x6a" else 1) for script in scripts]
+        txid = bytes([random.randrange(256)]) + self.made.to_bytes(31, "big")
+        tx = self.txs[txid] = Tx(txid, inputs, outputs, coinbase=not inputs, raw=b"raw")
+        return tx
+
+    def tell(self, tx: Tx, **said: Any) -> None:
+        slots = [None if output.address == b"\x6a" else "unspent" for output in tx.outputs]
+        large = len(slots) > RULES.batch_size
+        ripe_at = self.height + RULES.maturity if tx.coinbase else None
+        self.told[tx.txid] = Told(list(tx.inputs), slots, large, self.made, ripe_at=ripe_at, **said)
+
+    def enter_child(self, txid: bytes, *, on: bool) -> None:
+        for parent in dict.fromkeys(parent for parent, _ in self.told[txid].inputs):
+            if parent in self.told and parent != txid:
+                others = [child for child in self.told[parent].conflicting_children if child != txid]
+                if on != (txid in self.told[parent].conflicting_children):
+                    self.told[parent].conflicting_children = [*others, txid] if on else others
+
+    @rule(seed=SEEDS, locked=st.booleans())
+    def submit(self, seed: int, locked: bool) -> None:
+        random = Random(seed)
+        tx = self.tx(random)
+        if len(tx.outputs) > RULES.batch_size:
+            self.create_large(tx, random.randrange(-4, 12), random.choice(["before", "after", "fails"]))
+            return
+        locked = locked and random.random() < 0.3
+
+        def model() -> str | None:
+            if refused := self.faults(tx.txid, tx.inputs, self.height + 1, unborn=True):
+                return refused
+            self.take(tx.txid, tx.inputs, self.height + 1)
+            self.tell(tx, locked=locked, born=self.height, unmined=self.height)
+            MET.add("created")
+            return None
+
+        if self.same(lambda view: submit(view, tx, locked=locked), model):
+            assert write(self.real, lambda view: submit(view, tx)) is False
+
+    @rule(seed=SEEDS)
+    def mined_at_once(self, seed: int) -> None:
+        """A transaction that nobody told of before its block."""
+        random = Random(seed)
+        tx, self.block = self.tx(random, []), self.block + 1
+        tx = Tx(tx.txid, [], tx.outputs[: RULES.batch_size], coinbase=True)
+        at = Mined(self.block, self.height)
+
+        def model() -> str | None:
+            self.tell(tx, blocks={at.block_id: at.height}, main={at.block_id})
+            self.told[tx.txid].settle(self.height)
+            return None
+
+        self.same(lambda view: create(view, tx, self.height, mined=[at]), model)
+
+    @rule(seed=SEEDS)
+    def create_again(self, seed: int) -> None:
+        random = Random(seed)
+        txid = self.pick(random, any_of=lambda told: True)
+        if txid is None or self.told[txid].creating:
+            return
+        MET.add("created again")
+        self.same(lambda view: create(view, self.txs[txid], 1), lambda: "TX_EXISTS")
+
+    @rule(seed=SEEDS)
+    def create_conflicting(self, seed: int) -> None:
+        """What spends as another does is kept, but spends nothing."""
+        random = Random(seed)
+        spent = [
+            (txid, n)
+            for txid in sorted(self.told)
+            for n, slot in enumerate(self.told[txid].slots)
+            if isinstance(slot, tuple) and slot[0] in self.told
+        ]
+        if not spent:
+            return
+        tx = self.tx(random, [random.choice(spent)])
+        if len(tx.outputs) > RULES.batch_size:
+            return
+
+        def model() -> str | None:
+            due = self.height + RULES.retention
+            self.tell(tx, conflicting=True, born=self.height, unmined=self.height, delete_at=due)
+            self.enter_child(tx.txid, on=True)
+            return None
+
+        self.same(lambda view: create(view, tx, self.height, conflicting=True), model)
+
+    def create_large(self, tx: Tx, stop: int, kind: str) -> None:
+        """Create page by page, and stop somewhere: before or after a commit, or with a disk that is full."""
+        before = self.told.get(tx.txid)
+        self.now += 1000
+        transactions = self.real
+        draft = new_records.draft(transactions.rules, tx, self.height, created_at=self.made)
+        creation = Creation(transactions, tx, draft, clock=lambda: self.now)
+        commits: list[str] = []
+
+        async def write_step(step: Callable[[TxView], _T]) -> _T:
+            name = (step.func if isinstance(step, partial) else step).__name__
+            here = len(commits) == stop
+            commits.append("")
+            if len(commits) > stop + 1 and stop >= 0 and kind != "fails":
+                raise Crash
+            if here and kind == "before":
+                raise Crash
+            if here and kind == "fails":
+                raise StoreFull("full")
+            result = write(self.real, step)
+            commits[-1] = name
+            if here and kind == "after":
+                raise Crash
+            return result
+
+        async def put_blob(name: str, raw: bytes) -> None:
+            transactions.blobs.put(name, raw)
+
+        refused = self.faults(tx.txid, tx.inputs, self.height + 1, unborn=before is None)
+        late = self.faults(tx.txid, tx.inputs, self.height + 1, unborn=True)
+        code: str | None = None
+        try:
+            asyncio.run(creation.run(write_step, put_blob))
+        except Crash:
+            code = "CRASH"
+        except TxFault as fault:
+            code = fault.code
+        done = set(commits)
+        if before is None and "page" in done:
+            self.tell(tx, creating=True, born=self.height, unmined=self.height)
+            MET.add("created large")
+        if "begin" in done:
+            assert refused is None
+        if "remove" in done and draft.pages + 1 == commits.count("remove"):
+            assert late
+            del self.told[tx.txid]
+        if "clear_master" in done:
+            assert late is None
+            self.told[tx.txid].creating = False
+            self.take(tx.txid, tx.inputs, self.height + 1)
+            MET.update({"finished by a retry"} if before else ())
+        if code == "CRASH" or (code is None and not creation.finished):
+            MET.update({"interrupted"} if tx.txid in self.told and self.told[tx.txid].creating else ())
+        if stop < 0:
+            assert code == ("UTXO_ERROR" if refused or late else "TX_EXISTS" if before else None)
+        elif kind == "fails" and stop == 0 and not refused:
+            assert code == "PROCESSING"
+        MET.update({"begun again"} if before is None and code is None and tx.txid in self.half else ())
+        self.half.add(tx.txid)
+
+    @property
+    def half(self) -> set[bytes]:
+        found: set[bytes] = self.__dict__.setdefault("_half", set())
+        return found
+
+    @rule(seed=SEEDS)
+    def create_large_again(self, seed: int) -> None:
+        random = Random(seed)
+        begun = [txid for txid in sorted(self.half) if txid not in self.told or self.told[txid].creating]
+        if begun:
+            tx = self.txs[random.choice(begun)]
+            self.create_large(tx, random.randrange(-8, 10), random.choice(["before", "after", "fails"]))
+
+    @rule()
+    def recover(self) -> None:
+        """As at the start, when nobody creates."""
+        finished, removed = write(self.real, lambda view: tx_startup.heal(view))
+        waiting = [txid for txid, told in self.told.items() if told.creating]
+        waiting.sort(key=lambda txid: (self.told[txid].unmined, txid))
+        assert sorted(finished + removed) == sorted(waiting)
+        for txid in waiting:
+            told = self.told[txid]
+            if txid in finished:
+                assert not self.faults(txid, told.inputs, self.height + 1, unborn=True)
+                told.creating = False
+                self.take(txid, told.inputs, self.height + 1)
+                MET.add("finished by recovery")
+            else:
+                del self.told[txid]
+                MET.add("removed by recovery")
+
+    # --- spending ------------------------------------------------------------------------------------------------
+
+    @rule(seed=SEEDS)
+    def spend_again(self, seed: int) -> None:
+        """What a transaction has spent it may spend again, at another height too."""
+        random = Random(seed)
+        txid = self.pick(random)
+        if random.random() < 0.4:
+            txid = self.pick(random, any_of=lambda told: any(parent not in self.told for parent, _ in told.inputs))
+        if txid is None or not self.told[txid].inputs or self.told[txid].conflicting:
+            return
+        inputs, height = self.told[txid].inputs, self.height + random.randrange(3)
+
+        def model() -> str | None:
+            refused = self.faults(txid, inputs, height)
+            if refused is None:
+                self.take(txid, inputs, height)
+            return refused
+
+        self.same(lambda view: spend(view, txid, inputs, height), model)
+
+    @rule(seed=SEEDS)
+    def spend_as_a_pruned_one(self, seed: int) -> None:
+        random = Random(seed)
+        gone = sorted({child for told in self.told.values() for _, child in told.gone} - self.told.keys())
+        if not gone:
+            return
+        tx = self.txs[random.choice(gone)]
+
+        def model() -> str | None:
+            refused = self.faults(tx.txid, tx.inputs, self.height, unborn=True)
+            if refused is None:  # what it had spent was released
+                self.take(tx.txid, tx.inputs, self.height)
+            return refused
+
+        self.same(lambda view: spend(view, tx.txid, tx.inputs, self.height, is_new=True), model)
+
+    @rule(seed=SEEDS)
+    def release(self, seed: int) -> None:
+        """Only who spends an output can give it back."""
+        random = Random(seed)
+        txid, index = self.outpoint(random)
+        spent = [
+            (txid, n)
+            for txid in sorted(self.told)
+            for n, slot in enumerate(self.told[txid].slots)
+            if isinstance(slot, tuple) and (self.told[txid].page(n) or random.random() < 0.1)
+        ]
+        if spent and random.random() < 0.5:
+            txid, index = random.choice(spent)
+        told = self.told.get(txid)
+        if told and told.creating:
+            return
+        slot = told.slots[index] if told and index < len(told.slots) else None
+        owner = isinstance(slot, tuple) and random.random() < 0.4
+        by = slot if owner and isinstance(slot, tuple) else (random.randbytes(32), 0)
+
+        def model() -> str | None:
+            MET.update({"released"} if owner else {"another's spend stays"} if isinstance(slot, tuple) else ())
+            if owner:
+                self.told[txid].slots[index] = "unspent"
+                self.told[txid].settle(self.height)
+            return None
+
+        self.same(lambda view: view.release((txid, index), claim(*by)), model)
+
+    # --- freezing ------------------------------------------------------------------------------------------------
+
+    @rule(seed=SEEDS, what=st.sampled_from(["freeze", "freeze", "unfreeze", "reassign", "reassign"]))
+    def freeze(self, seed: int, what: str) -> None:
+        random = Random(seed)
+        outpoint = self.outpoint(random)
+        if what != "freeze" or random.random() < 0.2:
+            cold = [(t, n) for t in sorted(self.told) for n, s in enumerate(self.told[t].slots) if s == "frozen"]
+            outpoint = random.choice([*cold, outpoint])
+        txid, index = outpoint
+        if txid in self.told and self.told[txid].creating:
+            return
+
+        def model() -> str | None:
+            told = self.told.get(txid)
+            slot = told.slots[index] if told and index < len(told.slots) else None
+            if told is None or slot is None:
+                return "TX_NOT_FOUND" if told is None else "UTXO_NOT_FOUND"
+            if what == "freeze":
+                if slot != "unspent":
+                    return "ALREADY_FROZEN" if slot == "frozen" else "SPENT"
+                told.slots[index] = "frozen"
+                MET.add("frozen")
+                return None
+            if slot != "frozen":
+                return "UTXO_NOT_FROZEN"
+            told.slots[index] = "unspent"
+            if what == "reassign":
+                told.reassigned.add(index)
+                told.wait_until[index] = self.height + RULES.reassign_delay
+            MET.add("unfrozen" if what == "unfreeze" else "reassigned")
+            return None
+
+        real: dict[str, Callable[[TxView], None]] = {
+            "freeze": lambda view: states.freeze(view, outpoint),
+            "unfreeze": lambda view: states.unfreeze(view, outpoint),
+            "reassign": lambda view: states.reassign(view, outpoint, random.randbytes(32), b"heir"),
+        }
+        self.same(real[what], model)
+
+    # --- the state of a transaction ------------------------------------------------------------------------------
+
+    @rule(blocks=st.integers(1, 3))
+    def time_passes(self, blocks: int) -> None:
+        self.height += blocks
+        self.real.height = self.height
+
+    @rule(seed=SEEDS)
+    def mine(self, seed: int) -> None:
+        random = Random(seed)
+        txid = self.pick(random)
+        if txid is None:
+            return
+        told, longest = self.told[txid], random.random() < 0.8
+        again = sorted(told.blocks) if random.random() < 0.2 else []
+        self.block += 1
+        at = Mined(random.choice([*again, self.block]), self.height)
+
+        def model() -> str | None:
+            mine = self.told[txid]
+            MET.add("mined twice" if at.block_id in mine.blocks else "mined" if longest else "mined in a fork")
+            mine.blocks.setdefault(at.block_id, at.height)
+            if longest:
+                mine.main.add(at.block_id)
+                mine.unmined = None
+            mine.locked = mine.by_operator = False
+            mine.settle(at.height)
+            return None
+
+        self.same(lambda view: states.set_mined(view, txid, at, longest=longest), model)
+
+    @rule(seed=SEEDS)
+    def unmine(self, seed: int) -> None:
+        random = Random(seed)
+        txid = self.pick(random, any_of=lambda told: bool(told.blocks) and not told.creating)
+        if txid is None:
+            return
+        block = random.choice([*sorted(self.told[txid].blocks), 1])
+        at = Mined(block, self.height)
+
+        def model() -> str | None:
+            mine = self.told[txid]
+            MET.update({"unmined"} if mine.blocks.pop(block, None) else ())
+            mine.main.discard(block)
+            if not mine.main and mine.unmined is None:
+                mine.unmined = min(self.height + 1, self.height + 1 if mine.born is None else mine.born)
+            mine.locked = mine.by_operator = False
+            mine.settle(at.height)
+            return None
+
+        self.same(lambda view: states.set_mined(view, txid, at, unset=True), model)
+
+    @rule(seed=SEEDS, on=st.booleans())
+    def lock(self, seed: int, on: bool) -> None:
+        txid = self.pick(Random(seed))
+        if txid is None:
+            return
+
+        def model() -> str | None:
+            mine = self.told[txid]
+            mine.locked = mine.by_operator = on
+            if on:
+                mine.delete_at = None
+            else:
+                mine.settle(self.height)
+            return None
+
+        self.same(lambda view: states.set_locked(view, txid, on=on), model)
+
+    @rule(seed=SEEDS)
+    def preserve(self, seed: int) -> None:
+        random = Random(seed)
+        txid = self.pick(random)
+        if txid is None:
+            return
+        until = self.height + random.randrange(4)
+
+        def model() -> str | None:
+            mine = self.told[txid]
+            mine.preserved, mine.delete_at = until, None
+            MET.add("preserved")
+            return None
+
+        self.same(lambda view: states.preserve(view, txid, until), model)
+
+    # --- conflicts -----------------------------------------------------------------------------------------------
+
+    @rule(seed=SEEDS, on=st.booleans())
+    def conflicting(self, seed: int, on: bool) -> None:
+        random = Random(seed)
+        txid = self.pick(random)
+        if txid is None or random.random() < 0.6:
+            return
+
+        def model() -> str | None:
+            self.set_conflicting(txid, on=on)
+            return None
+
+        self.same(lambda view: states.set_conflicting(view, txid, on=on), model)
+
+    def set_conflicting(self, txid: bytes, *, on: bool) -> None:
+        self.told[txid].conflicting = on
+        self.told[txid].settle(self.height)
+        self.enter_child(txid, on=on)
+
+    def family(self, txid: bytes) -> set[bytes]:
+        """Return the descendants of a transaction."""
+        found, waiting = set[bytes](), [txid]
+        while waiting:
+            told = self.told.get(waiting.pop())
+            if told is not None:
+                spenders = [slot[0] for slot in told.slots if isinstance(slot, tuple)]
+                children = {*spenders, *told.conflicting_children} - found - {txid}
+                found |= children
+                waiting += children
+        return found
+
+    @rule(seed=SEEDS)
+    def decide(self, seed: int) -> None:
+        random = Random(seed)
+        txid = self.pick(random, any_of=lambda told: told.conflicting and not told.creating)
+        if txid is None:
+            return
+
+        def model() -> str | None:
+            MET.add("conflict not decided")
+            inputs, losers = self.told[txid].inputs, set[bytes]()
+            for parent, index in inputs:
+                told = self.told.get(parent)
+                slot = told.slots[index] if told and index < len(told.slots) else None
+                if slot is None or slot == "frozen":
+                    return "PROCESSING"
+                if isinstance(slot, tuple) and slot[0] != txid:
+                    if txid in self.family(slot[0]):
+                        return "PROCESSING"
+                    losers |= {slot[0], *self.family(slot[0])}
+            losers.discard(txid)
+            for loser in losers:
+                told = self.told.get(loser)
+                if told is None or (told.blocks and told.unmined is None) or "frozen" in told.slots:
+                    return "PROCESSING"
+            for loser in losers:
+                self.set_conflicting(loser, on=True)
+            for loser in losers:
+                for n, (parent, index) in enumerate(self.told[loser].inputs):
+                    told = self.told.get(parent)
+                    if told is not None and index < len(told.slots) and told.slots[index] == (loser, n):
+                        told.slots[index] = "unspent"
+                        told.settle(self.height)
+            if refused := self.faults(txid, inputs, self.height + 1, forced=True):
+                return refused
+            self.take(txid, inputs, self.height + 1)
+            self.set_conflicting(txid, on=False)
+            MET.add("conflict decided")
+            MET.update({"loser's child lost too"} if len(losers) > 1 else ())
+            return None
+
+        order = [*self.told]
+        done = self.same(lambda view: conflicts.decide(view, [txid], self.height + 1), model)
+        assert order == [*self.told]
+        MET.update({"rival won"} if done else ())
+
+    # --- forgetting ----------------------------------------------------------------------------------------------
+
+    @rule()
+    def expire(self) -> None:
+        self.disk.write(lambda txn: self.deletion.expire(txn, self.height, None))
+        for told in self.told.values():
+            if told.preserved is not None and told.preserved <= self.height:
+                told.preserved = told.delete_at = None
+                told.settle(self.height)
+                MET.update({"expired", "expired and due"} if told.delete_at else {"expired"})
+
+    @rule()
+    def prune(self) -> None:
+        step = self.disk.write(lambda txn: self.deletion.delete_due(txn, self.height, None))
+        freed = [place for place, _ in step.with_blobs]
+        after = self.disk.write(lambda txn: self.deletion.delete_these(txn, self.height, freed))
+        for txid, pages in step.left + after.left:
+            for each in range(1, pages + 1):
+                self.disk.write(partial(self.deletion.sweep_page, txid=txid, number=each))
+        due = [(told.delete_at, txid) for txid, told in self.told.items() if told.delete_at]
+        deleted = []
+        for at, txid in sorted(due):
+            if at <= self.height and not self.needed(self.told[txid]):
+                told = self.told.pop(txid)
+                deleted.append(txid)
+                self.mark_parents(txid, told)
+                MET.add("pruned large" if told.large else "pruned")
+            elif at <= self.height:
+                MET.add("held back")
+        assert sorted(step.deleted + after.deleted) == sorted(deleted)
+        assert not step.errors | after.errors
+
+    def needed(self, told: Told) -> bool:
+        if told.creating:
+            return True
+        for index, slot in enumerate(told.slots):
+            child = self.told.get(slot[0]) if isinstance(slot, tuple) else None
+            waiting = child is not None and child.unmined is not None and not child.conflicting
+            if waiting and (told.page(index), slot[0]) not in told.gone:
+                return True
+        return False
+
+    def mark_parents(self, txid: bytes, told: Told) -> None:
+        for parent, index in told.inputs:
+            mine = self.told.get(parent)
+            if mine is None or index >= len(mine.slots):
+                continue
+            mine.conflicting_children = [child for child in mine.conflicting_children if child != txid]
+            slot = mine.slots[index]
+            if isinstance(slot, tuple) and slot[0] == txid:
+                mine.gone.add((mine.page(index), txid))
+
+    @rule()
+    def restart(self) -> None:
+        count = write(self.real, lambda view: tx_startup.end_locks(view))
+        waiting = {
+            txid
+            for txid, told in self.told.items()
+            if told.unmined is not None and not told.conflicting and not told.creating
+        }
+        for txid in waiting:
+            MET.update({"kept its lock"} if self.told[txid].by_operator else ())
+            if self.told[txid].locked and not self.told[txid].by_operator:
+                self.told[txid].locked = False
+                self.told[txid].settle(self.height)
+        assert count == sum(not self.txs[txid].coinbase for txid in waiting)
+        MET.update({"restarted"} if count else ())
+
+    # --- what always holds ---------------------------------------------------------------------------------------
+
+    @invariant()
+    def store_equals_model(self) -> None:
+        with self.disk.read() as txn:
+            stored = {key for key, _ in txn.cursor(self.real.pool.tx) if len(key) == 32}
+            assert stored == self.told.keys()
+            for txid, told in self.told.items():
+                record = self.store.record(txn, txid)
+                assert record is not None
+                self.check(told, record)
+                self.check_pages(txn, txid, told, record)
+            self.check_indexes(txn)
+
+    def check(self, told: Told, record: Record) -> None:
+        assert record.creating == told.creating
+        assert (record.locked, record.conflicting) == (told.locked, told.conflicting)
+        assert record.locked_by_operator == told.by_operator
+        assert (record.born, record.unmined_since) == (told.born, told.unmined)
+        assert dict(zip(record.block_ids, record.block_heights, strict=True)) == told.blocks
+        assert set(record.main_ids) == told.main
+        assert (record.preserve_until, record.delete_at) == (told.preserved, told.delete_at)
+        assert sorted(record.conflicting_children) == sorted(told.conflicting_children)
+        assert record.spending_height == told.ripe_at
+        if told.preserved is not None:
+            assert told.delete_at is None
+        elif not told.locked:
+            assert (told.delete_at is not None) == (told.conflicting or told.forgettable)
+
+    def check_pages(self, txn: Txn, txid: bytes, told: Told, record: Record) -> None:
+        size = RULES.batch_size if told.large else len(told.slots)
+        assert record.pages == (told.pages() - 1 if told.large else 0)
+        done = 0
+        for page in range(record.pages + 1):
+            stored = self.store.page(txn, txid, page)
+            if stored is None:
+                assert told.creating
+                continue
+            slots = told.slots[page * size : (page + 1) * size]
+            rows = dict(self.store.slots(txn, txid, page))
+            assert [shown(rows.get(n)) for n in range(len(slots))] == slots
+            spent = sum(isinstance(slot, tuple) for slot in slots)
+            assert (stored.outputs, stored.recorded) == (len(slots), sum(slot is not None for slot in slots))
+            assert stored.spent == spent
+            first = page * size
+            assert {n + first for n in stored.spendable_in} == {n for n in told.wait_until if told.page(n) == page}
+            assert sorted(stored.deleted_children) == sorted(child for at, child in told.gone if at == page)
+            done += page > 0 and self.all_spent(told, stored, page)
+            self.check_spenders(stored, slots)
+        if not told.creating:
+            before = self.__dict__.setdefault("_done", {}).get(txid, 0)
+            MET.update({"page all spent"} if done > before else {"page spendable again"} if done < before else ())
+            self.__dict__["_done"][txid] = done
+            assert (record.spent_pages or 0) == done
+
+    @staticmethod
+    def all_spent(told: Told, stored: Page, page: int) -> bool:
+        reassigned = any(told.page(index) == page for index in told.reassigned)
+        return stored.spent == stored.recorded and not reassigned
+
+    def check_spenders(self, stored: Page, slots: Iterable[Any]) -> None:
+        """Nobody spends who is not there, or was and is remembered."""
+        for slot in slots:
+            assert not isinstance(slot, tuple) or slot[0] in self.told or slot[0] in stored.deleted_children
+
+    def check_indexes(self, txn: Txn) -> None:
+        fields = (("delete_at", "delete_at"), ("unmined", "unmined"), ("preserved", "preserved"))
+        for table, name in fields:
+            listed = [(number(key), txid) for key, txid in txn.cursor(getattr(self.real.pool, table))]
+            wanted = [(getattr(told, name), txid) for txid, told in self.told.items()]
+            assert listed == sorted((at, txid) for at, txid in wanted if at is not None)
+
+
+def shown(row: bytes | None) -> Any:
+    if row is None:
+        return None
+    if len(row) == HASH:
+        return "unspent"
+    return "frozen" if row[HASH:] == FROZEN else (row[HASH:64], int.from_bytes(row[64:], "little"))
+
+
+OFTEN = {"submit": 9, "mine": 8, "decide": 4, "freeze": 4, "create_conflicting": 3, "create_large_again": 3}
+OFTEN |= dict.fromkeys(("prune", "time_passes", "release", "spend_as_a_pruned_one", "spend_again", "lock"), 3)
+RULES_BY_NAME = (
+    *("submit", "mined_at_once", "create_again", "create_conflicting", "create_large_again", "recover", "spend_again"),
+    *("spend_as_a_pruned_one", "release", "freeze", "time_passes", "mine", "unmine", "lock", "preserve"),
+    *("conflicting", "decide", "expire", "prune", "restart"),
+)
+
+
+def long_story(seed: int, steps: int) -> None:
+    """Tell a story that is long enough for everything to happen."""
+    random, story = Random(seed), Scenario()
+    names = [name for name in RULES_BY_NAME for _ in range(OFTEN.get(name, 1))]
+    choices: dict[str, Callable[[], Any]] = {
+        "seed": lambda: random.randrange(2**32),
+        "on": lambda: random.random() < 0.4,
+        "locked": lambda: random.random() < 0.3,
+        "what": lambda: random.choice(["freeze", "freeze", "unfreeze", "reassign"]),
+        "blocks": lambda: random.randint(1, 2),
+    }
+    try:
+        for _ in range(steps):
+            tell = getattr(story, random.choice(names))
+            wanted = [name for name in tell.__code__.co_varnames[1 : tell.__code__.co_argcount] if name in choices]
+            tell(**{name: choices[name]() for name in wanted})
+            story.store_equals_model()
+    finally:
+        story.teardown()
+
+
+def test_every_rule_is_told() -> None:
+    rules = {name for name, value in vars(Scenario).items() if hasattr(value, "hypothesis_stateful_rule")}
+    assert rules == set(RULES_BY_NAME)
+
+
+def test_any_story() -> None:
+    run_state_machine_as_test(Scenario, settings=settings(max_examples=40, stateful_step_count=40))
+
+
+def test_long_stories() -> None:
+    """The random stories prove what they met."""
+    MET.clear()
+    for seed in range(10):
+        long_story(seed, 500)
+        if seed > 1 and TO_MEET <= MET:
+            break
+    assert TO_MEET <= MET, f"not met: {sorted(TO_MEET - MET)}"
