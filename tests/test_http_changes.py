@@ -46,6 +46,7 @@ def listed(chain: Chain, since: BlockApplied | int | None, count: int = 1000) ->
                 changes.since_block(since.height, since.hash)
             page, cursor = changes.page(count)
         assert len(page) == count or (cursor is None and len(page) <= count)
+        assert not found or page[:1] != found[-1:], "a page begins with the last change of the page before"
         found += page
         if cursor is None:
             return found
