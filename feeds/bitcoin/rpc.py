@@ -89,7 +89,7 @@ class Follower:
         self._waits = True  # the node announces blocks, as far as we know
         self._early = False  # it did before the time was over
         self._reported_behind = False
-        self._settled = False
+        self._settled = self._node_is_behind = False
 
     def refused(self, txid: bytes, error: Error) -> None:
         """Note that the daemon refused a transaction; a daemon that keeps none is sent no more.
@@ -154,14 +154,16 @@ class Follower:
                     yield message
             if self._settled and self._options.to is not None and trail.height >= self._options.to:
                 return
-            seen, changes = (best, 0) if self._settled else (b"", changes + 1)
+            changes = 0 if self._settled else changes + 1
+            is_there = self._settled and (self._node_is_behind or trail.last is None or trail.last.hash == best)
+            seen = best if is_there else b""  # a block that came and went meanwhile is noticed by the next round
             if changes > _MOST_CHANGES:
                 raise ChainError(f"the node at {self._node.name} gives another chain at every request")
-            await anyio.sleep(min(self._options.poll_s, _CHANGE_S * changes))
+            await anyio.sleep(0 if is_there else min(self._options.poll_s, _CHANGE_S * max(changes, 1)))
 
     async def _round(self, trail: Trail) -> AsyncGenerator[Inbound, None]:
-        """Yield what leads to the node's current tip; `_settled` is whether that was reached."""
-        self._settled = False
+        """Yield what leads to the node's current tip; `_settled` is whether that was reached, or is waited for."""
+        self._settled = self._node_is_behind = False
         info = await self._info()
         count, tip = info.blocks, max(info.blocks, info.headers, self._options.known_tip)
         if tip != self.tip:
@@ -169,7 +171,7 @@ class Follower:
             yield Hello(network_tip=NetworkTip(tip))
         base, lost = await trail.fork(lambda point: self._is_on_chain(point, count))
         if lost is not None and lost.height > count and not await self._went_back(trail, info):
-            self._settled = True  # at least until the node has another block
+            self._settled = self._node_is_behind = True  # at least until the node has another block
             return
         self._reported_behind = False
         if base is None and lost is not None:

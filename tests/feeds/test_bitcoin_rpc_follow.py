@@ -190,6 +190,25 @@ def test_a_node_that_is_behind_is_waited_for(why: str) -> None:
     assert notices == ["the node at inside is at height 5, the daemon at 20: waiting until it has come as far"]
 
 
+def test_a_block_that_comes_and_goes_between_two_requests_is_rolled_back() -> None:
+    fake, ledger = FakeNode(5), Ledger()
+    events: list[Callable[[], object]] = [fake.mine, partial(fake.drop_last, 1)]
+
+    def before() -> None:
+        asked = fake.calls and fake.calls[-1][0] == "getbestblockhash"
+        if (len(events) == 2 and asked) or (len(events) == 1 and ledger.chain == fake.chain):
+            events.pop(0)()
+
+    def rest() -> None:
+        assert not events and ledger.chain == fake.chain
+        raise Scenario.Over
+
+    fake.waits = rest
+    with pytest.raises(Scenario.Over):
+        follow(ledger, Inside(fake, before))
+    assert ledger.rollbacks == [1]
+
+
 def test_a_reorganisation_below_all_points_is_refused() -> None:
     fake, ledger = FakeNode(40), Ledger()
     follow_to_tip(ledger, fake)
