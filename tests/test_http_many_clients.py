@@ -27,7 +27,7 @@ from daemon.metrics import Served
 from daemon.turns import Turns
 
 ANN = f"/api/v1/addresses/{address('ann').hex()}"
-CROWD = 10_000
+CROWD = 20_000
 LARGE = block(None, tx("large", *(output("ann", 1) for _ in range(CROWD))))
 HOLD = """
 import socket, sys
@@ -120,9 +120,9 @@ def test_expensive_questions_do_not_keep_health_away() -> None:
         f"{ANN}/utxos?asset={'ab' * 40}&count=1000",
     ]
     with short_folder() as folder, serving(folder, [LARGE]) as server, ExitStack() as stack:
-        asking = [stack.enter_context(Connection(server.where)) for _ in range(36)]
+        asking = [stack.enter_context(Connection(server.where)) for _ in range(60)]
         for n, connection in enumerate(asking):
-            connection.send(get(paths[n % len(paths)]) * 5)
+            connection.send(get(paths[n % len(paths)]) * 10)
         assert median(server.healthy()) < 1
         for connection in asking[: len(paths)]:
             assert connection.answer().status == 200
