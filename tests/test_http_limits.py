@@ -241,7 +241,8 @@ def test_long_transactions_are_few_at_a_time() -> None:
         while monotonic() < until_s:
             slowest = max(slowest, *server.healthy())
             most = max(most, memory(server.worker) - before)
-        assert most < 2 * 3 * long + (64 << 20) + 2 * long  # in hand, unread, and the latest unread one
+        # in hand, unread, the latest unread one, and what the allocator keeps; all of them are 384 MiB
+        assert most < 2 * 3 * long + (64 << 20) + 2 * long + (16 << 20)
         assert slowest < 1
 
 
