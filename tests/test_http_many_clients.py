@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from time import monotonic, sleep
+from time import monotonic, perf_counter, sleep
 
 import pytest
 from daemons import PATIENCE_S, environment, home
 from patience import until
 from questions import Web, free_port, short_folder
-from raw_http import Connection, Server, get, serving
+from raw_http import Connection, Server, asks, get, serving
 from reader_processes import children
 from scenarios import address, block, digest, output, tx
 
@@ -123,7 +123,10 @@ def test_expensive_questions_do_not_keep_health_away() -> None:
         asking = [stack.enter_context(Connection(server.where)) for _ in range(60)]
         for n, connection in enumerate(asking):
             connection.send(get(paths[n % len(paths)]) * 10)
-        assert median(server.healthy()) < 1
+        began = perf_counter()
+        asks(server.where, get("/api/v1/tip"))  # waits behind them, as health does not
+        behind_s = perf_counter() - began
+        assert median(server.healthy()) < min(1, behind_s / 4)
         for connection in asking[: len(paths)]:
             assert connection.answer().status == 200
 
