@@ -347,7 +347,7 @@ def test_a_child_killed_while_reading_reports_its_place() -> None:
         "from daemon.child import Place, go_on_in_child\n"
         "progress = Place()\n"
         "go_on_in_child(progress)\n"
-        "if sys.argv[1] != 'none': progress.tell('utxo_output', int(sys.argv[1]), bytes.fromhex('00000007'))\n"
+        "if sys.argv[1] != 'none': progress.note('utxo_output', int(sys.argv[1]), bytes.fromhex('00000007'))\n"
         "os.kill(os.getpid(), int(sys.argv[2]))\n"
     )
     for row, words in (("none", "before the first row was read"), ("0", "in utxo_output at its first row")):
