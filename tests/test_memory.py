@@ -87,7 +87,7 @@ def refuse(client: Client, message: Message, code: str, times: int = TIMES) -> N
 def refuse_all(daemon: Daemon, client: Client, refused: Sequence[tuple[str, Message]], times: int = TIMES) -> None:
     """See that none of these is kept, after each has taken for good what it takes the first time."""
     for code, message in refused:
-        refuse(client, message, code, 4)
+        refuse(client, message, code, TIMES)
     for code, message in refused:
         with flat(daemon):
             refuse(client, message, code, times)
