@@ -55,7 +55,7 @@ def said(language: str, name: str, *arguments: str | Path) -> list[str]:
 
 @contextmanager
 def following(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a program beside the test; it is killed at the end, and when it takes too long."""
+    """Run a program next to the test; it is killed at the end, and when it takes too long."""
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         late = Timer(PATIENCE_S, process.kill)
         late.start()

@@ -37,7 +37,7 @@ def part_of_script(name: str) -> str:
 
 
 def shell(daemon: Daemon, line: str) -> subprocess.Popen[str]:
-    """Run a line as somebody would who pasted it."""
+    """Run a line as it is pasted into a shell."""
     script = f'utxod() {{ "{sys.executable}" -m daemon.cli "$@"; }}\n{line}'
     environ = environment(UTXOD_CONFIG=str(daemon.config))
     pipe = subprocess.PIPE
@@ -66,7 +66,7 @@ def test_every_kind_of_hint_is_known() -> None:
 def test_a_hint_works_as_pasted(hint: str, daemon: Daemon) -> None:
     wanted = next(text for part, text in SAYS.items() if hint.startswith(f"utxod {part}"))
     process = shell(daemon, hint)
-    if hint.startswith("utxod tail"):  # goes on for ever
+    if hint.startswith("utxod tail"):  # does not end
         assert process.stdout is not None
         end = Timer(PATIENCE_S, os.killpg, (process.pid, signal.SIGKILL))
         end.start()
