@@ -53,6 +53,9 @@ APPEARING = {
 }
 
 
+LATER = "utxod_recovery_transactions{", "utxod_recovery_circuit{"  # recovery counts once it has begun
+
+
 @pytest.fixture(scope="module")
 def healthy() -> dict[str, str]:
     """Return every series of a daemon that has applied blocks and answered, with its value for two hours."""
@@ -62,7 +65,7 @@ def healthy() -> dict[str, str]:
             client.hello(network_tip={"height": 20})
             client.feed([*chain(20), {"type": "TxSubmitted", "tx": tx("a", output("ann"))}])
             assert get(daemon, "/api/v1/status").status == 200
-            text = until(lambda: get(daemon, "/metrics").text, lambda text: "utxod_recovery_transactions{" in text)
+            text = until(lambda: get(daemon, "/metrics").text, lambda text: all(each in text for each in LATER))
     found: dict[str, str] = dict(re.findall(r"^(utxod_\w+(?:\{.*\})?) (\S+)$", text, re.MULTILINE))
     found["utxod_daemon_start_time_seconds"] = "0"  # the evaluation's clock begins there
     return found | {"utxod_seconds_since_last_block": "1"}

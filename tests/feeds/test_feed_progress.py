@@ -19,7 +19,7 @@ def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     shown = re.sub(
         r"\x1b\[[0-9;?]*[a-zA-Z]",
         "",
-        on_a_terminal("feed", "bitcoin-blocks", tmp_path, "--network", "regtest", "--dry-run"),
+        on_a_terminal("feed", "bitcoin-blocks", tmp_path, "--network", "regtest", "--dry-run", columns=200),
     )
     assert re.search(rf"━+.* height {height} +[\d,]+/s (\d:\d\d:\d\d|-:--:--)", shown), shown
     assert re.search(rf"^{height} messages in .* decoded, .* height {height}\s*$", shown, re.M), shown
