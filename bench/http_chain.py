@@ -18,7 +18,7 @@ from handlers import wire
 from handlers.events import BlockApplied, OutPoint, Output, Tx
 
 _AHEAD = 48  # blocks that are sent before they are acknowledged
-_FASTEST = 250  # blocks a second that no daemon here applies
+_FASTEST = 170  # blocks a second that no daemon here applies
 _WARM_S = 1.0
 _PAID_AT_ONCE = 500  # outputs of a transaction to the large address
 _POLICY = bytes(range(28))
