@@ -31,7 +31,7 @@ _OWN = frozenset({"Hello", "Subscribe"})  # answered by the connection, whatever
 _OWN_MAX_BYTES = 1 << 16
 _OWN_A_SECOND = 2000  # of all clients together: the writer's thread needs the interpreter more than the loop does
 _IN_A_ROW = 16  # messages of one client that are routed before others have a turn at the event loop
-_HANDOVER_S = 5.0  # that a new feeder waits for one who has disconnected and whose messages are still on their way
+_GREETING_S, _HANDOVER_S = 1.0, 5.0  # that a Welcome and a new feeder wait for the messages of one that has left
 
 
 class Hub:
@@ -143,13 +143,13 @@ class Connection:
             self._leave()
             self._hub.left(self)
 
-    async def leave_if_gone(self) -> None:
-        """Wait a moment until this client is not the feeder any more, if it has hung up: another one is waiting."""
+    async def leave_if_gone(self, most_s: float) -> None:
+        """Wait until this client is not the feeder any more, if it has hung up: another one is waiting."""
         descriptor, poll = self._stream.extra(SocketAttribute.raw_socket).fileno(), select.poll()
         if descriptor >= 0:  # otherwise this side has closed it
             poll.register(descriptor, select.POLLRDHUP)
         if descriptor < 0 or poll.poll(0):
-            with anyio.move_on_after(_HANDOVER_S):
+            with anyio.move_on_after(most_s):
                 await self._left.wait()
 
     def about(self) -> dict[str, int]:
@@ -241,7 +241,7 @@ class Connection:
     async def _may_feed(self) -> bool:
         """Return whether this client is the feeder, now if it was not; one that has disconnected makes way."""
         if self._hub.feeder is not None and self._hub.feeder is not self:
-            await self._hub.feeder.leave_if_gone()
+            await self._hub.feeder.leave_if_gone(_HANDOVER_S)
         if self._hub.feeder is None:
             self._hub.feeder = self
         return self._hub.feeder is self
@@ -258,6 +258,8 @@ class Connection:
             case Hello() as hello:
                 if hello.network_tip is not None:
                     self._network_is_at(hello.network_tip.height)
+                if self._hub.feeder not in {None, self}:  # what it sent last may still change the tip
+                    await self._hub.feeder.leave_if_gone(_GREETING_S)
                 self._outbox.put(self._outbox.encoded(self._hub.greet(hello.seq)))
             case Subscribe() as subscription:
                 await self._subscribe(subscription)

@@ -46,6 +46,20 @@ def test_welcome_has_the_chain_its_tip_and_points_of_it(tmp_path: Path, encoding
         assert welcome["points"] == [point(blocks[39 - steps]) for steps in back]
 
 
+def test_welcome_has_the_tip_after_the_last_messages_of_a_feeder_that_left(daemon: Daemon) -> None:
+    """Otherwise a new feeder would begin at a place that the daemon leaves a moment later."""
+    parent, blocks = None, []
+    for height in range(1, 61):
+        outputs = [output("ann", n) for n in range(50)]
+        parent = block(parent, *(tx(f"{height}/{n}", *outputs) for n in range(10)))
+        blocks.append(parent)
+    with daemon.client() as feeder:
+        feeder.feed(blocks[:1])
+        feeder.send(*blocks[1:])
+    with daemon.client() as other:
+        assert other.hello()["tip"] == point(blocks[-1])
+
+
 def test_hello_is_optional_and_may_come_again(client: Client) -> None:
     blocks = chain(2)
     ack(client.ask(blocks[0]), "applied", point(blocks[0]))
