@@ -41,7 +41,7 @@ def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
 
 
 def _publish(view: TxView, tx_blocks: TxBlocks, txid: bytes, rival: bytes | None) -> None:
-    """Tell that a transaction waits, or is conflicting because `rival` has an input of it."""
+    """Publish that a transaction is pending, or conflicting because `rival` has an input of it."""
     if rival is None:
         tx_blocks.tell(view, txid, "pending", cause=_SUBMITTED)
     else:

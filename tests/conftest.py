@@ -81,7 +81,7 @@ def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
 LONG = (
     *("attack/", "test_bench", "test_inconsistent_chains", "test_kill", "test_pages", "test_pruner_kill"),
     *("test_recovery_faults", "test_recovery_daemon", "test_recovery_model", "test_run_script", "test_short_reads"),
-    *("test_deletion_model", "test_mmr_model", "test_model", "test_transactions_model", "test_leaving", "test_waiting"),
+    *("test_mmr_model", "test_model", "test_transactions_model", "test_leaving", "test_waiting"),
     *("feeds/test_runs_through_store", "test_packaging", "test_systemd", "test_docs"),
 )
 
