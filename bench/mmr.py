@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from bench.daemon import Client, running
-from bench.workload import Workload, made_up
+from bench.workload import Workload, converted, made_up
 from handlers import wire
 from handlers.addresses import codec
 from handlers.events import BlockApplied, OutPoint, Rollback, RollbackPoint
@@ -37,12 +37,18 @@ class Figures(msgspec.Struct):
 
 @click.command()
 @click.option("--blocks", default=60, show_default=True, type=click.IntRange(min=12), help="Of a catch-up.")
+@click.option(
+    "--chain",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with chain.mp and meta.json, all blocks of which are applied; else a built-in chain.",
+)
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="In turns; the median counts.")
 @click.option("--proofs", default=2000, show_default=True, type=click.IntRange(min=1), help="Of outputs at random.")
 @click.option("--work", type=click.Path(path_type=Path), help="Where stores go; else a temporary folder.")
-def mmr(blocks: int, rounds: int, proofs: int, work: Path | None) -> None:
+def mmr(blocks: int, chain: Path | None, rounds: int, proofs: int, work: Path | None) -> None:
     """Measure catch-up and a rollback of ten blocks with both kinds of store in turns, and proofs."""
-    load, figures = made_up(blocks, 2000), {kind: Figures() for kind in _KINDS}
+    load = converted(chain).encoded() if chain else made_up(blocks, 2000)
+    figures = {kind: Figures() for kind in _KINDS}
     with tempfile.TemporaryDirectory(dir=work) as parent:
         for turn in range(rounds):
             for kind in _KINDS:

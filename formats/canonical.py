@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 UINT, NEGATIVE, BYTES, TEXT, ARRAY, MAP = (major << 5 for major in (0, 1, 2, 3, 4, 5))
+_ONE = [bytes((byte,)) for byte in range(256)]
+_UINT8, _UINT16, _UINT32, _UINT64 = (Struct(form).pack for form in (">BB", ">BH", ">BI", ">BQ"))
 
 
 class Item(bytes):
@@ -36,11 +40,9 @@ def encode(value: object) -> bytes:
 def head(kind: int, number: int) -> bytes:
     """Return how an item of this kind begins."""
     if number < 24:
-        return bytes((kind | number,))
-    if number < 1 << 8:
-        return bytes((kind | 24, number))
-    if number < 1 << 16:
-        return bytes((kind | 25,)) + number.to_bytes(2, "big")
-    if number < 1 << 32:
-        return bytes((kind | 26,)) + number.to_bytes(4, "big")
-    return bytes((kind | 27,)) + number.to_bytes(8, "big")
+        return _ONE[kind | number]
+    if 0xFFFF < number <= 0xFFFF_FFFF:  # most amounts
+        return _UINT32(kind | 26, number)
+    if number > 0xFFFF:
+        return _UINT64(kind | 27, number)
+    return _UINT16(kind | 25, number) if number > 0xFF else _UINT8(kind | 24, number)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import itemgetter
-from struct import Struct as Packed
 
 import msgspec
 import numpy as np
@@ -28,9 +28,9 @@ from storage.history.mmr import Born
 from storage.rows import BlockRow
 
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
-_UINT16, _UINT32, _UINT64 = Packed(">BH").pack, Packed(">BI").pack, Packed(">BQ").pack
 _LIMITS = np.array([SMALL, 1 << 8, 1 << 16, 1 << 32], np.uint64)  # from which on a whole number is written longer:
 _WIDTHS = (b"", 1), (b"\x18", 1), (b"\x19", 2), (b"\x1a", 4), (b"\x1b", 8)  # what precedes it, and its bytes
+_unsigned = partial(head, UINT)
 _ADDRESS, _VALUE = bytes((ADDRESS,)), bytes((VALUE,))
 _FEW = 32  # leaves of one length that are written one by one, in less time than NumPy takes to begin
 
@@ -48,7 +48,8 @@ class LeafWriter:
         NOTE: the hot path of an MMR store. Most outputs are address and value alone.
         """
         created_at, entries = created_at_of(block)
-        plain, plain_entries = NOTHING_MORE.raw + created_at, NOTHING_MORE.entries + entries
+        nothing_more, others = NOTHING_MORE
+        plain, plain_entries = nothing_more + created_at, others + entries
         owner, heads = self._records.owner, _heads(born)
         if self._names_owners:
             maps, values = MAPS[plain_entries:], map(_unsigned, born.values.tolist())
@@ -122,10 +123,3 @@ def _split(heads: Bytes, born: Born, some: Numbers) -> list[bytes]:
     for at in np.flatnonzero(indexes >= SMALL).tolist():
         found[at] = found[at][:-1] + head(UINT, int(indexes[at]))
     return found
-
-
-def _unsigned(value: int) -> bytes:
-    """Return a whole number in canonical CBOR; most values have more than 16 bits."""
-    if 0xFFFF < value <= 0xFFFF_FFFF:
-        return _UINT32(26, value)
-    return _UINT64(27, value) if value > 0xFFFF else _UINT16(25, value) if value > 0xFF else head(UINT, value)

@@ -6,7 +6,6 @@ Here alone it is known which key a field has. Addresses are raw bytes, as the ch
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -17,6 +16,7 @@ from storage.rows import BlockRow, Body
 
 _OWNERS = 8192  # addresses whose part is kept
 _SHORT = 128  # bytes; the few longer addresses are not cached
+_Part = tuple[bytes, int]  # some entries of a map, one after the other, and how many they are
 
 (ADDRESS, VALUE, ASSETS, DATUM_HASH, INLINE_DATUM, SCRIPT_REF, SCRIPT_HASH, IS_RETURN) = range(8)
 (SLOT, HEIGHT, BLOCK_HASH, EPOCH, TIME, PAYMENT, STAKE, STAKE_ADDRESS, REASSIGNED_AT) = range(8, 17)
@@ -44,13 +44,6 @@ class Entry(Struct, frozen=True, gc=False):
     reassigned_at: int | None = None
 
 
-class _Part(NamedTuple):
-    """Some entries of a map, one after the other, and how many they are."""
-
-    raw: bytes
-    entries: int
-
-
 class RecordWriter:
     """Writes outputs as `[[txid, index], record]`, which is also what the leaf of a live one holds (`leaves.py`)."""
 
@@ -75,7 +68,7 @@ class RecordWriter:
         if entry.spend is None:
             return live
         block = entry.spend.block
-        spent = _entries(
+        spent, entries = _entries(
             (SPENT_BY, entry.spend.txid),
             (SPENT_SLOT, block.slot),
             (SPENT_HEIGHT, block.height),
@@ -84,21 +77,23 @@ class RecordWriter:
             (SPENT_EPOCH, block.epoch),
             (BEFORE, live),
         )
-        return Item(head(MAP, spent.entries) + spent.raw)
+        return Item(head(MAP, entries) + spent)
 
     def live(self, entry: Entry) -> Item:
         """Return the record that an output has, or had, while it is unspent."""
-        body, more, created_at = entry.body, more_of(entry.body), created_at_of(entry.block)
-        text, rest, owned = self.owner(body.address)
-        given = _entries((REASSIGNED_AT, entry.reassigned_at))
-        start = MAPS[owned + more.entries + created_at.entries + given.entries] + text + head(UINT, body.value)
-        return Item(start + more.raw + created_at.raw + rest + given.raw)
+        text, rest, owned = self.owner(entry.body.address)
+        more, others = more_of(entry.body)
+        created_at, entries = created_at_of(entry.block)
+        given, last = _entries((REASSIGNED_AT, entry.reassigned_at))
+        start = MAPS[owned + others + entries + last] + text + head(UINT, entry.body.value)
+        return Item(start + more + created_at + rest + given)
 
     def _owner(self, address: bytes) -> tuple[bytes, bytes, int]:
         payment, stake = self.renderer.credentials(address)
-        own = _entries((ADDRESS, address))
-        rest = _entries((PAYMENT, payment), (STAKE, stake), (STAKE_ADDRESS, self.renderer.stake_address(address)))
-        return own.raw + bytes((VALUE,)), rest.raw, own.entries + rest.entries + 1
+        own, _ = _entries((ADDRESS, address))
+        stake_address = self.renderer.stake_address(address)
+        rest, entries = _entries((PAYMENT, payment), (STAKE, stake), (STAKE_ADDRESS, stake_address))
+        return own + _VALUE, rest, 2 + entries
 
 
 def script_of(address: bytes) -> bytes:
@@ -125,7 +120,7 @@ def created_at_of(block: BlockRow) -> _Part:
 def more_of(body: Body | Extra) -> _Part:
     """Return what an output has next to address and value."""
     if body.assets and body.datum_hash is body.inline_datum is body.script_ref is body.script_ref_hash is None:
-        return _Part(_assets(body.assets) + (_RETURN if body.is_collateral_return else _NO_RETURN), 2)
+        return _assets(body.assets) + (_RETURN if body.is_collateral_return else _NO_RETURN), 2
     return _entries(
         (ASSETS, body.assets or None),
         (DATUM_HASH, data_hash(body)),
@@ -147,7 +142,7 @@ def _assets(assets: list[tuple[bytes, bytes, int]]) -> bytes:
 
 def _entries(*entries: tuple[int, object]) -> _Part:
     there = [(key, value) for key, value in entries if value is not None]
-    return _Part(b"".join(bytes((key,)) + encode(value) for key, value in there), len(there))
+    return b"".join(bytes((key,)) + encode(value) for key, value in there), len(there)
 
 
 PAIRS = b"\x82\x82" + head(BYTES, 32)  # a pair whose first is a pair whose first has 32 bytes
@@ -156,4 +151,4 @@ MAPS = tuple(head(MAP, entries) for entries in range(18))  # how a map of so man
 _start = lru_cache(256)(partial(head, BYTES))  # of a byte string; policies and names of assets are short
 _ADDRESS, _VALUE, _ASSETS = bytes((ADDRESS,)), bytes((VALUE,)), bytes((ASSETS,))
 NOTHING_MORE = _entries((IS_RETURN, False))
-_NO_RETURN, _RETURN = NOTHING_MORE.raw, _entries((IS_RETURN, True)).raw
+_NO_RETURN, _RETURN = NOTHING_MORE[0], _entries((IS_RETURN, True))[0]

@@ -238,12 +238,11 @@ class History:
             extra = {places[at]: raw for at, raw in extra.items() if kept[at]}
         records = np.zeros(len(addresses), OUTPUT_RECORD)
         records["number"], records["value"] = numbers, values
-        lengths = np.fromiter(map(len, addresses), np.uint32, len(addresses))
-        records["address"], bodies = lengths, addresses
-        if extra:
-            bodies = [address + extra.get(at, b"") for at, address in enumerate(addresses)]
-            lengths = np.fromiter(map(len, bodies), np.uint32, len(bodies))
-        records["length"] = lengths
+        records["address"] = records["length"] = np.fromiter(map(len, addresses), np.uint32, len(addresses))
+        bodies = addresses.copy()
+        for at, more in extra.items():
+            bodies[at] += more
+            records["length"][at] += len(more)
         self.output.append(txn, records, b"".join(bodies))
         for kind in self._rules:
             digests, at = RULES[kind].of_outputs(addresses, extra)

@@ -8,7 +8,6 @@ are stored. `docs/format.md` describes the tables, decision 012 why.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import compress
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -33,7 +32,7 @@ _THINNED = 4  # values that are examined for each block, besides twice as many a
 
 
 class Born(NamedTuple):
-    """Outputs of one block that can be spent, a column for each field."""
+    """The outputs of one block, a column for each field."""
 
     positions: Bytes  # of their leaves, a row of eight bytes each
     txids: Words
@@ -86,35 +85,29 @@ class MountainRanges:
         self._grown += len(nodes)
 
     def _hashed(self, made: Batch) -> Bytes:
-        """Return the hashes of the leaves of a batch, block by block: what is hashed stays in the processor's cache."""
+        """Return the hashes of the leaves of a batch, block by block: what is hashed stays in the processor's cache.
+
+        Outputs that can't be spent are hashed like the others first: to leave them out takes longer.
+        """
         positions = in_bytes(leaf_positions(np.arange(made.first_number, made.next_number)))
-        parts, end = [np.empty((0, HASH_BYTES), np.uint8)], 0
+        leaves, end = np.empty((len(positions), HASH_BYTES), np.uint8), 0
+        places = made.numbers - made.first_number
         for waiting in made.blocks:
             start, end = end, end + len(waiting.columns.addresses)
-            parts.append(hashes(self._of_block(made, waiting, start, end, positions)))
-        leaves = np.concatenate(parts)
-        if len(leaves) == len(positions):
-            return leaves
-        there = np.zeros(len(positions), np.bool_)
-        there[made.numbers[made.spendable] - made.first_number] = True
-        whole = np.empty((len(positions), HASH_BYTES), np.uint8)
-        whole[there] = leaves
-        whole[~there] = hashes([place + NOTHING for place in positions[~there].view("V8").ravel().tolist()])
-        return whole
+            leaves[places[start:end]] = hashes(self._of_block(waiting, positions[places[start:end]]))
+        nothing = np.ones(len(positions), np.bool_)
+        nothing[places[made.spendable]] = False
+        if nothing.any():
+            leaves[nothing] = hashes([place + NOTHING for place in positions[nothing].view("V8").ravel().tolist()])
+        return leaves
 
-    def _of_block(self, made: Batch, waiting: Waiting, start: int, end: int, positions: Bytes) -> list[bytes]:
-        """Return what is hashed for the spendable outputs of a block, which begin at `start` in the batch."""
-        cols, numbers = waiting.columns, made.numbers[start:end]
+    def _of_block(self, waiting: Waiting, positions: Bytes) -> list[bytes]:
+        """Return what is hashed for the outputs of a block, whose leaves have these positions."""
+        cols = waiting.columns
+        firsts = np.cumsum(cols.outputs_of) - cols.outputs_of
+        indexes = np.arange(len(positions)) - np.repeat(firsts, cols.outputs_of)
         txids = np.repeat(cols.txids, cols.outputs_of, axis=0)
-        ends = np.cumsum(cols.outputs_of)
-        indexes = np.arange(end - start) - np.repeat(ends - cols.outputs_of, cols.outputs_of)
-        addresses, values, extra = cols.addresses, cols.values, cols.extra
-        if not cols.spendable.all():
-            some, flags = np.flatnonzero(cols.spendable), cols.spendable.tolist()
-            numbers, txids, indexes, values = numbers[some], txids[some], indexes[some], values[some]
-            addresses, places = list(compress(addresses, flags)), (np.cumsum(cols.spendable) - 1).tolist()
-            extra = {places[at]: raw for at, raw in extra.items() if flags[at]}
-        born = Born(positions[numbers - made.first_number], txids, indexes, addresses, values, extra)
+        born = Born(positions, txids, indexes, cols.addresses, cols.values, cols.extra)
         block = BlockRow(waiting.height, waiting.slot, waiting.hash, waiting.time, waiting.epoch)
         assert self._leaves is not None, "a store with an MMR needs `leaves`, which defines its leaves"
         return self._leaves.leaves(block, born)
