@@ -1,4 +1,4 @@
-"""The documents: their links lead somewhere, the commands that they name exist, and the blocks of commands run."""
+"""The documents: links lead somewhere, commands, log events and error codes that exist are named, blocks run."""
 
 from __future__ import annotations
 
@@ -256,6 +256,35 @@ def test_the_commands_of_a_page_run(fed: Daemon, name: str, tmp_path: Path) -> N
                 command = re.sub(rf"(?<=\s){re.escape(word)}(?!\S)", value, command)
             if not command.startswith("export "):  # `environ` has these
                 run_line(here(command, fed), fed, tmp_path, environ)
+
+
+# --- events and codes ------------------------------------------------------------------------------------------------
+
+PROGRAM = {
+    path: path.read_text()
+    for package in ("config", "daemon", "feeds", "formats", "handlers", "storage")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def in_tables() -> set[str]:
+    """Return what the first columns of the tables in the pages for operators have as code."""
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("operate.md", "wallets.md"))
+    return {name for row in re.findall(r"^\|.*", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_every_warning_and_error_in_the_log_is_documented() -> None:
+    logged = re.compile(r"\blog\.(?:warning|error|critical|exception)\(\s*\"(\w+)\"")
+    found = {event for text in PROGRAM.values() for event in logged.findall(text)}
+    assert len(found) > 50
+    assert found - in_tables() == set()
+
+
+def test_every_error_code_of_http_is_documented() -> None:
+    refused = re.compile(r"\b(?:Problem|Refusal)\(\s*\d{3}, \"(\w+)\"")
+    found = {code for text in PROGRAM.values() for code in refused.findall(text)}
+    assert len(found) > 20
+    assert found - in_tables() == set()
 
 
 # --- licences --------------------------------------------------------------------------------------------------------
