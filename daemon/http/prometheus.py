@@ -28,19 +28,19 @@ from storage.pending import PendingStore
 from storage.windows import Windows
 
 _COUNTERS = {  # what the daemon counts
-    "blocks": ("blocks_total", "Blocks committed."),
+    "blocks": ("blocks_total", "Committed blocks."),
     "transactions": ("transactions_total", "Transactions in committed blocks."),
     "created": ("created_total", "Outputs created by committed blocks."),
     "spent": ("spent_total", "Outputs spent by committed blocks."),
-    "missing_inputs": ("missing_inputs_total", "Inputs that spent what is not in the set."),
+    "missing_inputs": ("missing_inputs_total", "Inputs whose output is not in the set; they were skipped."),
     "records_repaired": (
         "records_repaired_total",
         "Transaction records rewritten because they contradicted the chain.",
     ),
-    "rollbacks": ("rollbacks_total", "Rollbacks carried out."),
-    "rolled_back_blocks": ("rolled_back_blocks_total", "Blocks rolled back."),
-    "bytes_in": ("received_bytes_total", "Bytes of messages received on the socket."),
-    "listener_failures": ("listener_failures_total", "Facts that a listener inside the daemon failed on."),
+    "rollbacks": ("rollbacks_total", "Rollbacks that were applied."),
+    "rolled_back_blocks": ("rolled_back_blocks_total", "Blocks that were rolled back."),
+    "bytes_in": ("received_bytes_total", "Bytes of received messages."),
+    "listener_failures": ("listener_failures_total", "Facts that an internal consumer failed to process."),
 }
 _PRUNED = {
     "outputs": "pruned_outputs",
@@ -49,24 +49,24 @@ _PRUNED = {
     "mmr_nodes": "pruned_mmr_nodes",
 }
 _GAUGES = {  # state of the daemon
-    "started_at": ("daemon_start_time_seconds", "When the daemon started, in unix time."),
-    "batch_blocks": ("batch_blocks", "Blocks in the last commit that had any."),
-    "inbox_messages": ("inbox_messages", "Messages that wait for the writer."),
-    "inbox_bytes": ("inbox_bytes", "Bytes of messages that wait in the inbox or are being applied."),
-    "unread_bytes": ("unread_bytes", "Answers and facts that clients have not read yet."),
-    "connections": ("connections", "Clients connected to the socket."),
+    "started_at": ("daemon_start_time_seconds", "Unix time at which the daemon started."),
+    "batch_blocks": ("batch_blocks", "Blocks in the last commit that had blocks."),
+    "inbox_messages": ("inbox_messages", "Messages that are queued for the writer."),
+    "inbox_bytes": ("inbox_bytes", "Bytes of messages that are queued or being applied."),
+    "unread_bytes": ("unread_bytes", "Bytes of answers and facts that clients have not read yet."),
+    "connections": ("connections", "Connected clients."),
 }
 _TIMINGS: dict[Work, tuple[str, str]] = {  # what the daemon's writer does
-    "apply": ("apply_seconds", "To decode, look up and fold one block, on the writer's thread."),
-    "commit": ("commit_seconds", "To write and sync one commit, with the pruning that is part of it."),
-    "rollback": ("rollback_seconds", "To carry out one rollback."),
-    "prune": ("prune_seconds", "One step of pruning in a commit of its own."),
-    "cleanup": ("cleanup_batch_seconds", "One turn of the pruner that deleted transactions."),
+    "apply": ("apply_seconds", "Time to decode and apply one block on the writer's thread."),
+    "commit": ("commit_seconds", "Time to write and sync one commit, including its pruning."),
+    "rollback": ("rollback_seconds", "Time to apply one rollback."),
+    "prune": ("prune_seconds", "Time to prune undo logs in a commit of its own."),
+    "cleanup": ("cleanup_batch_seconds", "Time of one commit in which the pruner deleted transactions."),
 }
 _BATCHES: dict[Batch, tuple[str, str]] = {  # how much one commit did
     "create": ("create_batch_outputs", "Outputs that the blocks of one commit created."),
     "spend": ("spend_batch_outputs", "Outputs that the blocks of one commit spent."),
-    "cleanup": ("cleanup_batch_transactions", "Transactions that one commit deleted, pruned or evicted."),
+    "cleanup": ("cleanup_batch_transactions", "Transactions that one commit deleted, by pruning or eviction."),
 }
 _UNMATCHED = "unmatched"  # requests for unknown paths: an arbitrary path must not become a label
 
@@ -91,19 +91,19 @@ class Scrape(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, those without a value too."""
         numbers = daemon_numbers(self._metrics_folder)
-        yield _gauge("daemon_running", "1 while a daemon keeps this store, else 0.", numbers is not None)
+        yield _gauge("daemon_running", "1 while a daemon writes to this store, otherwise 0.", numbers is not None)
         yield from self._store(numbers)
         yield from _daemon(numbers)
         yield from _readers(None if numbers is None else numbers.readers)
         yield from services(numbers)
         answers, workers = served(self._metrics_folder, self._parent)
         answers = answers if workers else self._own
-        yield _gauge("http_workers", "HTTP workers that live.", max(workers, 1))
+        yield _gauge("http_workers", "Running HTTP workers.", max(workers, 1))
         yield from _http(answers)
         dropped = {"http": answers.log_lines_dropped}
         if numbers is not None:
             dropped["daemon"] = numbers.log_lines_dropped
-        yield _counter("log_lines_dropped_total", "Log lines that standard error did not take.", "process", dropped)
+        yield _counter("log_lines_dropped_total", "Log lines that could not be written to standard error.", "process", dropped)
 
     def _store(self, numbers: Numbers | None) -> Iterator[Metric]:
         with self._query.snapshot() as shot:
@@ -118,19 +118,19 @@ class Scrape(Collector):
         lowest = None if tip is None else floor.height if floor else 0
         map_size = disk.map_size() if numbers is None else numbers.map_size
         yield _gauge("unspent", "Unspent outputs in the set.", state.unspent)
-        yield _gauge("mmr_leaves", "Leaves of the MMR store: outputs ever created.", leaves)
+        yield _gauge("mmr_leaves", "Leaves of the MMR store, one for each output ever created.", leaves)
         yield _gauge("unmined_transactions", "Records of transactions that are in no block.", unmined)
-        yield _gauge("pending_transactions", "Submitted transactions that were in no block yet.", pending.count)
-        yield _gauge("pending_bytes", "About the bytes that these take on disk.", pending.size)
-        yield _gauge("change_log_oldest_sequence", "Sequence of the oldest fact that is kept.", changes.oldest)
-        yield _gauge("change_log_newest_sequence", "Sequence of the newest fact, 0 before the first.", changes.newest)
-        yield _gauge("change_log_bytes", "Bytes that the change log takes on disk.", changes.bytes)
+        yield _gauge("pending_transactions", "Submitted transactions that have not been in a block.", pending.count)
+        yield _gauge("pending_bytes", "Estimated bytes that pending transactions use on disk.", pending.size)
+        yield _gauge("change_log_oldest_sequence", "Sequence of the oldest fact in the change log.", changes.oldest)
+        yield _gauge("change_log_newest_sequence", "Sequence of the newest fact; 0 before the first.", changes.newest)
+        yield _gauge("change_log_bytes", "Bytes that the change log uses on disk.", changes.bytes)
         yield _gauge("tip_height", "Height of the last committed block.", height)
         yield _gauge("tip_slot", "Slot of the last committed block.", slot)
-        yield _gauge("rollback_floor_height", "Height of the lowest block that a rollback can reach.", lowest)
-        yield _gauge("prune_backlog_blocks", "Blocks due for pruning.", self._windows.backlog(state))
+        yield _gauge("rollback_floor_height", "Lowest height that a rollback can return to.", lowest)
+        yield _gauge("prune_backlog_blocks", "Blocks whose undo log is due for deletion.", self._windows.backlog(state))
         yield _gauge("map_size_bytes", "Size of the LMDB map.", map_size)
-        yield _gauge("used_bytes", "How far the LMDB file has grown, free pages included.", disk.used())
+        yield _gauge("used_bytes", "Size of the used part of the LMDB file, including free pages.", disk.used())
         yield from self._freshness(numbers, height)
 
     def _freshness(self, numbers: Numbers | None, height: int | None) -> Iterator[Metric]:
@@ -143,28 +143,28 @@ class Scrape(Collector):
             feeder_away_s=away_s,
             grace_s=self._ready_grace_s,
         )
-        yield _gauge("lag_blocks", "Blocks that the network is ahead, as reported by the feeder.", lag)
-        yield _gauge("feeder_away_seconds", "Since the last feeder left; 0 while one is connected.", away_s)
+        yield _gauge("lag_blocks", "Number of blocks that the network is ahead, as reported by the feeder.", lag)
+        yield _gauge("feeder_away_seconds", "Seconds since the last feeder disconnected; 0 while one is connected.", away_s)
         yield _gauge(
-            "ready", "1 while answers are fresh, by the rule of /health/ready, else 0.", found.state == "ready"
+            "ready", "1 while answers are fresh, by the rule of /health/ready, otherwise 0.", found.state == "ready"
         )
 
 
 def _daemon(numbers: Numbers | None) -> Iterator[Metric]:
     since = None if numbers is None else numbers.seconds_since_last_block()
-    yield _gauge("seconds_since_last_block", "Since a block was last committed by this daemon.", since)
+    yield _gauge("seconds_since_last_block", "Seconds since this daemon last committed a block.", since)
     for field, (name, text) in _GAUGES.items():
         yield _gauge(name, text, None if numbers is None else getattr(numbers, field))
     for field, (name, text) in _COUNTERS.items():
         yield _counter(name, text, "", {} if numbers is None else {"": getattr(numbers, field)})
     pruned = {} if numbers is None else {kind: getattr(numbers, field) for kind, field in _PRUNED.items()}
-    yield _counter("pruned_total", "Rows that no reorganisation can reach, removed.", "kind", pruned)
+    yield _counter("pruned_total", "Data that was pruned because no rollback can restore it.", "kind", pruned)
     messages = {} if numbers is None else {**numbers.messages, "unknown": numbers.unknown_messages}
-    yield _counter("messages_total", "Messages received on the socket.", "type", messages)
+    yield _counter("messages_total", "Received messages.", "type", messages)
     evicted = {} if numbers is None else numbers.evictions.evicted
-    yield _counter("pending_evicted_total", "Transactions evicted to keep the limits.", "reason", evicted)
+    yield _counter("pending_evicted_total", "Evicted transactions.", "reason", evicted)
     errors = {} if numbers is None else numbers.errors
-    yield _counter("errors_total", "Messages answered with an error.", "code", errors)
+    yield _counter("errors_total", "Messages that were answered with an error.", "code", errors)
     for work, (name, text) in _TIMINGS.items():
         yield _histogram(name, text, None if numbers is None else numbers.timings[work], BOUNDS_S)
     for batch, (name, text) in _BATCHES.items():
@@ -174,23 +174,23 @@ def _daemon(numbers: Numbers | None) -> Iterator[Metric]:
 def _readers(numbers: ReaderNumbers | None) -> Iterator[Metric]:
     oldest = None if numbers is None else numbers.oldest
     zero = None if numbers is None else 0  # all see the latest commit
-    yield _gauge("readers", "Read transactions that are open, in all processes.", numbers.open if numbers else None)
-    text = "How long the oldest read transaction has been behind the latest commit."
+    yield _gauge("readers", "Open read transactions of all processes.", numbers.open if numbers else None)
+    text = "Time for which the oldest read transaction has been behind the latest commit."
     yield _gauge("oldest_reader_age_seconds", text, oldest.age_s if oldest else zero)
     text = "Commits that the oldest read transaction does not see."
     yield _gauge("oldest_reader_commits", text, oldest.commits if oldest else zero)
-    text = "Process that holds the oldest read transaction; no value when all see the latest commit."
+    text = "Process id of the oldest read transaction; no value if none is behind the latest commit."
     yield _gauge("oldest_reader_pid", text, oldest.pid if oldest else None)
-    text = "Reading processes that were killed because they stayed behind."
+    text = "Processes that were killed because their read transaction was too far behind."
     yield _counter("readers_killed_total", text, "", {"": numbers.killed} if numbers else {})
 
 
 def _http(answers: Served) -> Iterator[Metric]:
-    yield _gauge("http_connections", "Connections open to HTTP workers.", answers.connections)
-    text = "HTTP requests refused before they were answered, and connections closed early."
+    yield _gauge("http_connections", "Open connections to HTTP workers.", answers.connections)
+    text = "HTTP requests refused before a route processed them, and connections closed early."
     yield _counter("http_refused_total", text, "reason", dict.fromkeys(REASONS, 0) | answers.refused)
     labels = ("route", "status")
-    family = HistogramMetricFamily("utxod_query_seconds", "To answer one HTTP request.", labels=labels)
+    family = HistogramMetricFamily("utxod_query_seconds", "Time to answer one HTTP request.", labels=labels)
     for key, histogram in sorted(answers.seconds.items()):
         status, _, route = key.partition(" ")
         family.add_metric((route, status), *_buckets(histogram))

@@ -11,41 +11,41 @@ from handlers.pruner import PrunerNumbers
 from handlers.recovery.numbers import Numbers as RecoveryNumbers
 
 _PRUNER_COUNTS = {
-    "cycles": ("cycles_total", "Cycles that ended.", "state"),
-    "phase_runs": ("phase_runs_total", "Number of runs of each phase.", "phase"),
-    "phase_seconds": ("phase_seconds_total", "Time taken by a phase.", "phase"),
-    "processed": ("processed_total", "What cycles did; `errors` is what they could not do.", "what"),
-    "skipped": ("skipped_total", "Transactions that were due and stayed.", "reason"),
-    "held_back": ("held_back_total", "Times that a cycle was due and had to wait.", "reason"),
+    "cycles": ("cycles_total", "Finished cycles.", "state"),
+    "phase_runs": ("phase_runs_total", "Runs of each phase.", "phase"),
+    "phase_seconds": ("phase_seconds_total", "Time spent in each phase.", "phase"),
+    "processed": ("processed_total", "Results of cycles; `errors` counts failures.", "what"),
+    "skipped": ("skipped_total", "Transactions that were due but were kept.", "reason"),
+    "held_back": ("held_back_total", "Cycles that were due but had to wait.", "reason"),
 }
 _PRUNER_GAUGES = {
-    "active": ("active", "1 while a cycle runs."),
-    "current_height": ("current_height", "Height that the latest cycle is for."),
+    "active": ("active", "1 while a cycle runs, otherwise 0."),
+    "current_height": ("current_height", "Height of the latest cycle."),
     "done_height": ("done_height", "Height up to which everything is pruned."),
-    "lag": ("lag_blocks", "Blocks between the requested height and the height that was pruned to."),
-    "persister_lag": ("persister_lag_blocks", "Blocks between the tip and what is persisted."),
-    "past_due": ("past_due_transactions", "Transactions that are due for deletion and were not deleted."),
+    "lag": ("lag_blocks", "Difference between the requested height and the pruned height."),
+    "persister_lag": ("persister_lag_blocks", "Difference between the tip and the persisted height."),
+    "past_due": ("past_due_transactions", "Transactions that were still due for deletion after the latest cycle."),
     "longest_turn_s": ("longest_turn_seconds", "The longest time that a block had to wait for the pruner."),
 }
 _RECOVERY_GAUGES = {
     "oldest_pending_s": ("oldest_pending_seconds", "Age of the oldest pending transaction."),
     "held": ("held", "Transactions that this daemon has claimed."),
-    "stuck": ("stuck", "Attempts that did not end when they were cancelled."),
-    "leader": ("leader", "1 while this daemon claims what is due."),
+    "stuck": ("stuck", "Attempts that have not ended although they were cancelled."),
+    "leader": ("leader", "1 while this daemon claims due transactions, otherwise 0."),
 }
 _RECOVERY_COUNTS = {
-    "claims": ("claims_total", "Transactions claimed."),
-    "attempts": ("attempts_total", "Attempts at a transaction."),
+    "claims": ("claims_total", "Claimed transactions."),
+    "attempts": ("attempts_total", "Attempts to determine the status of a transaction."),
     "timeouts": ("timeouts_total", "Attempts that timed out."),
-    "lease_losses": ("lease_losses_total", "Claims lost to time."),
-    "leadership_losses": ("leadership_losses_total", "Times that the leader's lock was lost."),
-    "conflicts": ("conflicts_total", "Results that came too late to be written."),
-    "errors": ("store_errors_total", "Times that the recovery database failed."),
-    "callback_errors": ("callback_errors_total", "Exceptions of callbacks."),
+    "lease_losses": ("lease_losses_total", "Lost leases."),
+    "leadership_losses": ("leadership_losses_total", "Losses of the leader's lock."),
+    "conflicts": ("conflicts_total", "Results that were not written because the claim was no longer valid."),
+    "errors": ("store_errors_total", "Failures of the recovery database."),
+    "callback_errors": ("callback_errors_total", "Exceptions in callbacks."),
 }
 _RECOVERY_BY = {
-    "outcomes": ("outcomes_total", "Attempts by outcome.", "outcome"),
-    "settled": ("settled_total", "Results written.", "status"),
+    "outcomes": ("outcomes_total", "Attempts, by outcome.", "outcome"),
+    "settled": ("settled_total", "Results that were written.", "status"),
 }
 _CIRCUITS = ("closed", "half_open", "open")
 
@@ -64,12 +64,12 @@ def _pruner(numbers: PrunerNumbers | None) -> Iterator[Metric]:
 
 
 def _recovery(numbers: RecoveryNumbers | None) -> Iterator[Metric]:
-    backlog = GaugeMetricFamily("utxod_recovery_transactions", "Submitted transactions.", labels=["status"])
+    backlog = GaugeMetricFamily("utxod_recovery_transactions", "Rows of the recovery tables.", labels=["status"])
     for status, count in ({} if numbers is None else numbers.backlog).items():
         backlog.add_metric([status], count)
     yield backlog
     circuits = GaugeMetricFamily(
-        "utxod_recovery_circuit", "1 for what the circuit of a source is.", labels=["source", "state"]
+        "utxod_recovery_circuit", "1 for the current state of the circuit breaker of a source.", labels=["source", "state"]
     )
     for source, now in ({} if numbers is None else numbers.circuits).items():
         for state in _CIRCUITS:
