@@ -1,4 +1,4 @@
-"""The configuration as TOML with every setting explained: what is in force, and the file that an operator edits."""
+"""The configuration as TOML with every setting explained: the values in force, or a template to edit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from config.settings import Config
 from config.tree import ROOT, Setting, Table
 
 _HEADER = """\
-Configuration of utxod. Every value can also be given as environment variable UTXOD_SECTION__NAME
-(UTXOD_DATA_DIR, UTXOD_UTXO__INDEX__POLICY), which wins. Durations are written 30s, 5m, 1h, 500ms, a plain number
-is seconds; sizes 64MiB, a plain number is bytes."""
+Configuration of utxod. An environment variable UTXOD_SECTION__NAME (UTXOD_DATA_DIR, UTXOD_UTXO__INDEX__POLICY)
+takes precedence over the value in this file. Durations are written as 30s, 5m, 1h or 500ms; a number without a
+unit means seconds. Sizes are written as 64MiB; a number without a unit means bytes."""
 
 
 _UNSET = "# Not set; for example:"
@@ -31,7 +31,7 @@ def render(config: Config) -> str:
 
 def template() -> str:
     """Return the default configuration with every value commented out, for an operator to edit."""
-    return _text(Config(), f"{_HEADER} What is commented out is the default.", commented=True)
+    return _text(Config(), f"{_HEADER} Settings that are commented out have the default value shown.", commented=True)
 
 
 def starter(settings: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The tables of the protocols of Bitcoin wallets."""
+"""The settings of the protocols for Bitcoin wallets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from config.units import ENDPOINT
 
 
 class Electrum(Table, frozen=True, kw_only=True):
-    """The Electrum protocol. Needs chain.family = "bitcoin", utxo.index.history and upstream.bitcoin."""
+    """The Electrum protocol. It needs chain.family = "bitcoin", utxo.index.history and upstream.bitcoin."""
 
-    enabled: Annotated[bool, Meta(description="Answer Electrum clients, in a process of its own.")] = False
+    enabled: Annotated[bool, Meta(description="Provide the Electrum protocol, in a separate process.")] = False
     listen: Annotated[
         str, Meta(description="Address for clients without encryption.", extra={"notation": ENDPOINT})
     ] = "127.0.0.1:50001"
@@ -27,27 +27,30 @@ class Electrum(Table, frozen=True, kw_only=True):
         ),
     ] = None
     certificate: Annotated[
-        Path | None, Meta(description="Certificate chain in PEM.", examples=["/etc/utxod/electrum.pem"])
+        Path | None, Meta(description="File with the certificate chain in PEM.", examples=["/etc/utxod/electrum.pem"])
     ] = None
     private_key: Annotated[
-        Path | None, Meta(description="Its private key in PEM.", examples=["/etc/utxod/electrum.key"])
+        Path | None,
+        Meta(description="File with the private key of the certificate in PEM.", examples=["/etc/utxod/electrum.key"]),
     ] = None
-    max_sessions: Annotated[Count, Meta(description="Clients that may be connected; another one is disconnected.")] = (
-        10_000
-    )
-    max_subscriptions: Annotated[Count, Meta(description="Scripts that all clients may subscribe to together.")] = (
-        10_000_000
-    )
-    max_subscriptions_per_session: Annotated[Count, Meta(description="Scripts that a client may subscribe to.")] = (
-        1_000_000
-    )
+    max_sessions: Annotated[
+        Count, Meta(description="Maximum number of connected clients. Further clients are disconnected.")
+    ] = 10_000
+    max_subscriptions: Annotated[
+        Count, Meta(description="Maximum number of scripts that all clients together may subscribe to.")
+    ] = 10_000_000
+    max_subscriptions_per_session: Annotated[
+        Count, Meta(description="Maximum number of scripts that one client may subscribe to.")
+    ] = 1_000_000
 
 
 class Esplora(Table, frozen=True, kw_only=True):
-    """Esplora's HTTP API. Needs chain.family = "bitcoin", utxo.index.history and upstream.bitcoin."""
+    """The HTTP API of Esplora. It needs chain.family = "bitcoin", utxo.index.history and upstream.bitcoin."""
 
-    enabled: Annotated[bool, Meta(description="Answer Esplora clients, in the process of the Electrum server.")] = False
+    enabled: Annotated[bool, Meta(description="Provide the API of Esplora, in the process of the Electrum server.")] = (
+        False
+    )
     listen: Annotated[
         str,
-        Meta(description="Address for HTTP; paths begin with / or with /api.", extra={"notation": ENDPOINT}),
+        Meta(description="Address of the API. Paths begin with / or with /api.", extra={"notation": ENDPOINT}),
     ] = "127.0.0.1:3002"

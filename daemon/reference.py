@@ -1,6 +1,6 @@
-"""The reference of messages, `docs/messages.md`: made from the wire types, and an example of each.
+"""The reference of messages, `docs/messages.md`, generated from the wire types, with an example of each message.
 
-`python -m daemon.reference > docs/messages.md` writes it; a test holds the file equal to it.
+`python -m daemon.reference > docs/messages.md` writes it; a test compares the file with it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ send FILE` sends such lines or frames and prints the answers. The example messag
 `cardano/preview` accepts them in the order of their `seq`.
 
 **Fields.** `type` is the name of the message; send it as the first field. An unknown type is refused with
-`unknown_type`, an unknown field or value with `malformed`; the error has its place and the nearest known name. Only in
-`Hello` are unknown fields ignored. Leave out fields that have their default value, because an older daemon refuses
-fields that were added later. In messages from the daemon, ignore fields that you do not know; fields marked as required
-are always present. Integers without bounds are from -2^63 to 2^64-1.
+`unknown_type`, an unknown field or value with `malformed`; the error has the place and the nearest known name. Only in
+`Hello`, unknown fields are ignored. Omit fields that have their default value, because an older daemon refuses fields
+that were added later. In messages from the daemon, ignore unknown fields; fields that are marked as required are always
+present. Integers without bounds are from -2^63 to 2^64-1.
 
 **Answers** are sent in the order of the messages. A message with a `seq` gets exactly one answer: an [Ack](#ack) once
-its effect is durable on disk, or an [Error](#error), and then it has changed nothing. A message without a `seq` gets
-an answer only if it is refused. `Hello` always gets [Welcome](#welcome).
+its effect is durable on disk, or an [Error](#error) if it was refused and changed nothing. A message without a `seq`
+gets an answer only if it is refused. The answer to `Hello` is always [Welcome](#welcome).
 
-The column *accepted from* says which clients may send a message. An operator is root, the daemon's user, or a user in
-`socket.admin_uids`. The feeder is the connection that was first to send `BlockApplied`, `Rollback` or `GenesisOutputs`;
-it is the feeder until it disconnects.
+The column *accepted from* lists the clients that may send a message. An operator is root, the daemon's user, or a
+user in `socket.admin_uids`. The feeder is the connection that was first to send `BlockApplied`, `Rollback` or
+`GenesisOutputs`; it is the feeder until it disconnects.
 """
 _STATUSES = {
-    "BlockApplied": "`applied`; `duplicate`: this block is in the chain already",
+    "BlockApplied": "`applied`; `duplicate`: the block is already in the chain",
     "Rollback": "`rolled_back`; `noop`: the point is the tip",
     "Hello": "[Welcome](#welcome)",
     "Subscribe": "`accepted`, then the [facts](#facts)",
@@ -138,7 +138,7 @@ def _default(field: inspect.Field) -> str:
 
 
 def _type(kind: inspect.Type, parts: dict[str, inspect.StructType]) -> str:
-    """Return how a type is called; the structs in it are added to `parts`."""
+    """Return the name of a type; the structs in it are added to `parts`."""
     for name, named in _TUPLES.items():
         if kind == named:
             return f"[{name}](#{name.lower()})"
@@ -155,7 +155,8 @@ def _type(kind: inspect.Type, parts: dict[str, inspect.StructType]) -> str:
         case inspect.UnionType(types=types):
             return " or ".join(_type(each, parts) for each in types)
         case inspect.ListType(item_type=item):
-            return f"list of {_type(item, parts)}"
+            entry = _type(item, parts)
+            return f"list of ({entry})" if " or " in entry else f"list of {entry}"
         case inspect.TupleType(item_types=items):
             return f"[{', '.join(_type(item, parts) for item in items)}]"
         case inspect.BytesType(min_length=least, max_length=most):
@@ -189,9 +190,10 @@ def _codes() -> Iterator[str]:
     yield from (
         "### Codes",
         "",
-        "The values of `code` in an [Error](#error). Codes in capitals come from the transaction store. Codes whose",
-        "meaning begins with *An input* are in `detail.inputs` of a `UTXO_ERROR`. They are also the code of an `Error`",
-        "where a message names outputs.",
+        "The values of `code` in an [Error](#error). Codes in capitals are errors of the transaction store. "
+        "Codes whose",
+        "meaning begins with *An input* occur in `detail.inputs` of a `UTXO_ERROR`, and as the code of an `Error` that",
+        "refuses a message about outputs.",
         "",
         "| code | meaning |",
         "| --- | --- |",

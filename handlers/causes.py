@@ -14,49 +14,52 @@ class Cause(Struct, frozen=True, tag_field="type", omit_defaults=True):
 
 
 class Submitted(Cause, frozen=True, tag="submitted"):
-    """It was submitted: `pending`."""
+    """The transaction was submitted: `pending`."""
 
 
 class InBlock(Cause, frozen=True, tag="block"):
-    """A block has it: `mined`."""
+    """A block contains the transaction: `mined`."""
 
 
 class BlockRolledBack(Cause, frozen=True, tag="rollback"):
-    """Its block was rolled back: `pending`."""
+    """The block of the transaction was rolled back: `pending`."""
 
 
 class DoubleSpend(Cause, frozen=True, tag="double_spend"):
-    """Another transaction spends what it spends: `conflicting`."""
+    """Another transaction spends one of its inputs: `conflicting`."""
 
     by: Annotated[
         bytes | None,
-        about("That transaction; of a recorded submission the one that has its first lost input. Absent if not known."),
+        about(
+            "The other transaction. For a recorded submission: the one that spends its first lost input. Absent "
+            "if not known."
+        ),
     ] = None
 
 
 class ParentLost(Cause, frozen=True, tag="parent"):
-    """It builds on a transaction that lost: `conflicting`."""
+    """An ancestor of the transaction lost a conflict: `conflicting`."""
 
-    txid: Annotated[bytes, about("The transaction that lost.")]
+    txid: Annotated[bytes, about("The ancestor that lost.")]
 
 
 class Decided(Cause, frozen=True, tag="decided"):
-    """An operator's message: `pending` or `conflicting`."""
+    """An operator decided it with a message: `pending` or `conflicting`."""
 
 
 class Withdrawn(Cause, frozen=True, tag="withdrawn"):
-    """It does not wait for a block any more: `withdrawn`; or `pruned` if the daemon evicted it."""
+    """The transaction was withdrawn: `withdrawn`; or `pruned` if the daemon evicted it."""
 
     reason: Annotated[
         str,
         about(
-            "The reason of `TxWithdrawn`, also for what builds on its transactions; `operator` by `recovery discard`."
+            "Reason in `TxWithdrawn`, also for descendants of its transactions; `operator` after `recovery discard`."
         ),
     ]
 
 
 class Expired(Cause, frozen=True, tag="expired"):
-    """It waited for longer than `transactions.max_pending_age`: `pruned`."""
+    """The transaction was older than `transactions.max_pending_age`: `pruned`."""
 
 
 AnyCause = Submitted | InBlock | BlockRolledBack | DoubleSpend | ParentLost | Decided | Withdrawn | Expired

@@ -9,59 +9,63 @@ from storage.errors import StoreFull
 
 CODES = {
     "malformed": (
-        "The message cannot be read; `message` says where (`$.txs[3].inputs[0]`). Frames: the connection ends if "
-        "their borders are lost."
+        "The message cannot be decoded; `message` has the place (`$.txs[3].inputs[0]`). If the boundaries of "
+        "frames are "
+        "lost, the connection is closed."
     ),
-    "unknown_type": "The protocol has no message of this `type`.",
+    "unknown_type": "There is no message of this `type`.",
     "too_large": (
-        "A line is longer than `socket.max_frame_bytes`, a `Hello` or `Subscribe` than 64 KiB, a submission in JSON "
-        "than 16 MiB. Or a submission has more than 100,000 inputs, or exceeds `transactions.max_pending_bytes` alone."
+        "A line is longer than `socket.max_frame_bytes`, a `Hello` or `Subscribe` longer than 64 KiB, or a "
+        "submission in "
+        "JSON longer than 16 MiB. Or a submission has more than 100,000 inputs, or alone exceeds "
+        "`transactions.max_pending_bytes`."
     ),
     "gap": "The block is above the tip and does not follow it, or `BlockPersisted` is above the tip. `detail.tip`",
     "fork": (
-        "The block is at or below the tip and is not in the chain: roll back first. Or the store is not empty "
-        "(`GenesisOutputs`). `detail.tip`"
+        "The block is at or below the tip and is not in the chain: roll back first. For `GenesisOutputs`: the store is "
+        "not empty. `detail.tip`"
     ),
     "unknown_point": (
-        "The block is not in the chain. `detail.tip`; of a `Rollback` with slot or height `detail.nearest` too."
+        "The block is not in the chain. `detail.tip`; for a `Rollback` with a slot or height also `detail.nearest`."
     ),
-    "beyond_rollback_floor": "The rollback goes further back than blocks can be undone. `detail.floor`",
+    "beyond_rollback_floor": "The rollback would go below the rollback floor. `detail.floor`",
     "feeder_busy": "Another connection is feeding the chain.",
-    "not_permitted": "The message is for operators, or for the feeder and operators.",
+    "not_permitted": "The message is accepted only from operators, or only from the feeder and operators.",
     "unavailable": (
-        "What the message needs is not enabled in this daemon, or the daemon is stopping or has no space (then "
-        "`retryable`)."
+        "The message needs a feature that is not enabled in this daemon. Or the daemon is stopping, or has no space; "
+        "then the error is `retryable`."
     ),
-    "store_full": "The disk is full, or the map has its largest size. The state is as before.",
+    "store_full": "The disk is full, or the map has its maximum size. Nothing was changed.",
     "gone": "The facts from `from_sequence` on are no longer kept. `detail.oldest`",
-    "unknown_sequence": "`from_sequence` is higher than the next one: it is of another store. `detail.newest`",
-    "too_slow": "The client left too much unread; the connection ends.",
+    "unknown_sequence": "`from_sequence` is higher than the next sequence: it belongs to another store. "
+    "`detail.newest`",
+    "too_slow": "The client left too much data unread; the connection is closed.",
     "UTXO_ERROR": (
-        "Inputs cannot be spent: `detail.inputs` has `outpoint`, `code` and `spender` (`[txid, input]`, if it is "
-        "spent) of each."
+        "Inputs cannot be spent: `detail.inputs` has `outpoint`, `code` and, if it is spent, `spender` (`[txid, "
+        "input]`) of each."
     ),
-    "TX_EXISTS": "There is another transaction of this id, or it is being created.",
-    "TX_NOT_FOUND": "There is no such transaction; of an input: none that it could be an output of.",
-    "IN_CHAIN": "The transaction is in a block of the chain, or the message contradicts one.",
+    "TX_EXISTS": "Another transaction has this id, or this transaction is being created.",
+    "TX_NOT_FOUND": "The transaction is not known. As the code of an input: its transaction is not known.",
+    "IN_CHAIN": "The transaction is in a block of the chain, or the message contradicts a block of the chain.",
     "PENDING_FULL": (
-        "The limits of pending transactions are reached, also after evictions. `detail.count`, `detail.bytes`, "
+        "The limits of pending transactions are reached, even after evictions. `detail.count`, `detail.bytes`, "
         "`detail.evicted`"
     ),
     "PROCESSING": "The message is not valid for this transaction; `message` has the reason.",
     "INVALID_PARAMETER": "A number is out of range for this transaction.",
-    "STORAGE_ERROR": "Something could not be read or written: the daemon's log has the reason.",
-    "CREATING": "The transaction is large and being created: send it again later.",
+    "STORAGE_ERROR": "Data could not be read or written; the daemon's log has the reason.",
+    "CREATING": "The transaction is large and is still being created: send the message again later.",
     "LOCKED": "An input: outputs of its transaction are locked.",
     "CONFLICTING": "An input: its transaction has lost a conflict.",
-    "COINBASE_IMMATURE": "An input: its coinbase has too few blocks (`transactions.coinbase_maturity`).",
+    "COINBASE_IMMATURE": "An input: it spends a coinbase that is not mature (`transactions.coinbase_maturity`).",
     "UTXO_NOT_FOUND": "An input: its transaction has no such output.",
-    "UTXO_HASH_MISMATCH": "An input: the output has another hash than in `input_hashes`.",
+    "UTXO_HASH_MISMATCH": "An input: the hash of the output differs from `input_hashes`.",
     "UTXO_NOT_FROZEN": "An output is not frozen.",
-    "ALREADY_FROZEN": "An output is frozen already.",
+    "ALREADY_FROZEN": "An output is already frozen.",
     "FROZEN": "An input, or an output of a transaction to be withdrawn, is frozen or reassigned.",
-    "FROZEN_UNTIL": "An input is reassigned, and can be spent from a later height on.",
-    "SPENT": "An input is claimed or spent by another transaction: `spender`.",
-    "INVALID_SPEND": "An input was spent by this very transaction before, which was pruned since.",
+    "FROZEN_UNTIL": "An input is reassigned, and cannot be spent before a later height.",
+    "SPENT": "An input is claimed or spent by another transaction, `spender`.",
+    "INVALID_SPEND": "An input was already spent by this transaction, which was pruned.",
 }
 
 

@@ -24,7 +24,8 @@ from reader_processes import children
 from scenarios import back_to, block, chain, digest, output, tx
 from structlog.testing import capture_logs
 
-from config.settings import Config, Utxo
+from config.settings import Config
+from config.store import Utxo
 from daemon import metrics
 from daemon.app import _numbers, make_hub
 from daemon.bus import Bus

@@ -25,7 +25,8 @@ from stores import ALL_TABLES
 
 import handlers.recovery.following
 from config.kinds import Secret
-from config.settings import Config, Recovery, Storage, Transactions, Utxo
+from config.settings import Config, Recovery, Transactions
+from config.store import Storage, Utxo
 from daemon.bus import Bus
 from daemon.connection import Hub
 from daemon.recovery import open_storage, recover_along

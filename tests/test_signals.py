@@ -25,7 +25,8 @@ from scenarios import chain, expected, point
 
 from config.kinds import Secret
 from config.serving import Http
-from config.settings import Batch, Config, Log, Socket, Utxo
+from config.settings import Batch, Config, Log, Socket
+from config.store import Utxo
 from daemon import worker_process
 from daemon.reload import RELOADED, difference
 

@@ -103,7 +103,9 @@ class Scrape(Collector):
         dropped = {"http": answers.log_lines_dropped}
         if numbers is not None:
             dropped["daemon"] = numbers.log_lines_dropped
-        yield _counter("log_lines_dropped_total", "Log lines that could not be written to standard error.", "process", dropped)
+        yield _counter(
+            "log_lines_dropped_total", "Log lines that could not be written to standard error.", "process", dropped
+        )
 
     def _store(self, numbers: Numbers | None) -> Iterator[Metric]:
         with self._query.snapshot() as shot:
@@ -144,7 +146,9 @@ class Scrape(Collector):
             grace_s=self._ready_grace_s,
         )
         yield _gauge("lag_blocks", "Number of blocks that the network is ahead, as reported by the feeder.", lag)
-        yield _gauge("feeder_away_seconds", "Seconds since the last feeder disconnected; 0 while one is connected.", away_s)
+        yield _gauge(
+            "feeder_away_seconds", "Seconds since the last feeder disconnected; 0 while one is connected.", away_s
+        )
         yield _gauge(
             "ready", "1 while answers are fresh, by the rule of /health/ready, otherwise 0.", found.state == "ready"
         )

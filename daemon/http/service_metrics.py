@@ -69,7 +69,9 @@ def _recovery(numbers: RecoveryNumbers | None) -> Iterator[Metric]:
         backlog.add_metric([status], count)
     yield backlog
     circuits = GaugeMetricFamily(
-        "utxod_recovery_circuit", "1 for the current state of the circuit breaker of a source.", labels=["source", "state"]
+        "utxod_recovery_circuit",
+        "1 for the current state of the circuit breaker of a source.",
+        labels=["source", "state"],
     )
     for source, now in ({} if numbers is None else numbers.circuits).items():
         for state in _CIRCUITS:

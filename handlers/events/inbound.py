@@ -31,22 +31,23 @@ class Message(Event, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """A message in."""
 
     seq: Annotated[
-        int | None, about("The client's own number, echoed in the answer. Without it only an `Error` is sent.")
+        int | None,
+        about("Number that the client chooses. The answer has the same number. Without it, only an `Error` is sent."),
     ] = None
 
 
 class Hello(Message, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Who connects, and how far the network is. It may be sent again at any time.
+    """The name of the client, and the height of the network. It may be sent again at any time.
 
-    Unknown fields are ignored, so that a client can greet a daemon of any version.
+    Unknown fields are ignored, so a client can send it to a daemon of any version.
     """
 
     client: Annotated[str, about("Name and version of the client.")] = ""
     network_tip: Annotated[
         NetworkTip | None,
         about(
-            "Where the network is. Blocks that are deeper below it than every window cannot be undone; leave it out "
-            "if every block has to be. Once a connection feeds, only its own counts."
+            "Tip of the network. Blocks that are deeper below it than both windows cannot be rolled back. Omit it if "
+            "every block has to be reversible. While a connection feeds, only its own `network_tip` is used."
         ),
     ] = None
 
@@ -55,91 +56,93 @@ class Subscribe(Message, frozen=True, kw_only=True):
     """Turn this connection into a stream of facts, each sent after its commit."""
 
     events: Annotated[
-        list[Literal["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]], about("Which facts to send.")
+        list[Literal["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]], about("Types of the facts to send.")
     ]
     from_sequence: Annotated[
-        Count | None, about("Begin with the kept fact of this sequence; without it only new facts are sent.")
+        Count | None, about("Sequence of the first fact to send. Without it, only new facts are sent.")
     ] = None
 
 
 class BlockApplied(Message, frozen=True, kw_only=True):
-    """A block joined the chain. Everything but `txs` is kept as it came, for every block.
+    """Append a block to the chain. All fields except `txs` are stored unchanged for every block.
 
-    It has to follow the tip: by `prev_hash`, or without one by its height. On an empty store any block does.
+    The block must follow the tip: by `prev_hash`, or by its height if there is no `prev_hash`. An empty store
+    accepts any block.
     """
 
     height: Annotated[Height, about("Height of the block.")]
     hash: Annotated[Hash32, about("Hash of the block.")]
-    slot: Annotated[Count | None, about("Its slot; without it the height counts as the slot.")] = None
+    slot: Annotated[Count | None, about("Slot of the block. Without it, the height is used.")] = None
     prev_hash: Annotated[
-        Hash32 | None, about("Hash of the block before. Without it only the height is compared with the tip's.")
+        Hash32 | None, about("Hash of the previous block. Without it, only the height is compared with the tip.")
     ] = None
-    time: Annotated[int | None, about("Its time, in Unix seconds.")] = None
-    epoch: Annotated[int | None, about("Its epoch.")] = None
-    era: Annotated[str | None, about("Name of its era.")] = None
+    time: Annotated[int | None, about("Unix time of the block, in seconds.")] = None
+    epoch: Annotated[int | None, about("Epoch of the block.")] = None
+    era: Annotated[str | None, about("Name of the era of the block.")] = None
     block_id: Annotated[
-        int | None, about("The node's own number of the block, as in `TxMined`; without it the height counts.")
+        int | None, about("The node's own number of the block, as in `TxMined`. Without it, the height is used.")
     ] = None
-    size: Annotated[Count | None, about("Bytes of the whole block.")] = None
-    header: Annotated[Header | None, about("The header of a Bitcoin block.")] = None
-    issuer: Annotated[Issuer | None, about("Who made a Cardano block.")] = None
-    txs: Annotated[list[Tx], about("All transactions of the block, in its order.")] = []
+    size: Annotated[Count | None, about("Size of the whole block in bytes.")] = None
+    header: Annotated[Header | None, about("Header of a Bitcoin block.")] = None
+    issuer: Annotated[Issuer | None, about("Issuer of a Cardano block.")] = None
+    txs: Annotated[list[Tx], about("All transactions of the block, in their order.")] = []
 
     @property
     def point(self) -> Point:
-        """Return the block's place; a chain without slots counts heights."""
+        """Return the point of the block; on a chain without slots, the slot is the height."""
         return Point(self.height, self.height if self.slot is None else self.slot, self.hash)
 
 
 class Rollback(Message, frozen=True, kw_only=True):
-    """The chain went back to a point. The point itself stays; all blocks after it are undone."""
+    """Roll the chain back to a block. This block stays; all blocks after it are undone."""
 
     to: Annotated[
-        RollbackPoint | Literal["origin"], about("Where to go back to; `origin`: no block stays, genesis outputs do.")
+        RollbackPoint | Literal["origin"],
+        about("The new tip. With `origin`, all blocks are undone, and genesis outputs stay."),
     ]
 
 
 class BlockPersisted(Message, frozen=True, kw_only=True):
-    """Everything up to a block of the chain is safely kept elsewhere."""
+    """Report that all blocks up to a block of the chain are stored durably by another system (a *persister*)."""
 
     height: Annotated[Count, about("Height of the block.")]
-    hash: Annotated[Hash32 | None, about("Its hash. It is compared with the block of this height.")] = None
+    hash: Annotated[Hash32 | None, about("Hash of the block. It is compared with the block of this height.")] = None
 
 
 class GenesisOutputs(Message, frozen=True, kw_only=True):
-    """What exists before the first block. Accepted on an empty store only, and once; never rolled back."""
+    """Create the outputs that exist before the first block. Only an empty store accepts it. It is never rolled back."""
 
     outputs: Annotated[list[GenesisOutput], about("The outputs.")]
 
 
 class NodeState(Message, frozen=True, kw_only=True):
-    """What the node is doing. Nothing is pruned unless it is running."""
+    """Report the state of the node. Nothing is pruned while it is not `running`."""
 
-    state: Annotated[Literal["running", "catching_up", "reorganising", "stopped"], about("What the node is doing.")]
+    state: Annotated[Literal["running", "catching_up", "reorganising", "stopped"], about("State of the node.")]
     height: Annotated[Height, about("Height of the node's last block.")]
 
 
 class TxSubmitted(Message, frozen=True, kw_only=True):
-    """A transaction waits for a block. It claims all of its inputs, or is refused.
+    """Submit a transaction that is in no block yet. It claims all of its inputs, or is refused.
 
-    If any input is unknown, immature, frozen, locked or named twice, it is refused with `UTXO_ERROR`, which names each
-    such input in `detail.inputs`.
+    If any input is unknown, immature, frozen, locked or named twice, it is refused with `UTXO_ERROR`, and
+    `detail.inputs` lists each such input.
     """
 
     tx: Annotated[Tx, about("The transaction.")]
     locked: Annotated[
         bool,
-        about("Make its outputs unspendable until `TxUnlocked`, a block that contains it, or a restart of the daemon."),
+        about("If true, its outputs cannot be spent until `TxUnlocked`, a block that contains it, or a restart."),
     ] = False
     on_spent: Annotated[
         Literal["refuse", "record"],
-        about("What to do when others have claimed or spent its inputs: refuse it, or keep it as conflicting."),
+        about("If other transactions have claimed or spent its inputs: refuse it, or record it as conflicting."),
     ] = "refuse"
     input_hashes: Annotated[
         list[Hash32 | None] | None,
         about(
-            "Hashes of what it spends, or null, one entry for each input: the first 32 bytes of `slot` in "
-            "`/api/v1/txs/{txid}/utxos`. Another hash is refused as `UTXO_HASH_MISMATCH`."
+            "One entry for each input: the expected hash of the spent output, or null. The hash is the first 32 bytes "
+            "of `slot` in `/api/v1/txs/{txid}/utxos`. If it differs, the input has the code `UTXO_HASH_MISMATCH`."
         ),
     ] = None
 
@@ -151,28 +154,28 @@ class TxSubmitted(Message, frozen=True, kw_only=True):
 
 
 class TxWithdrawn(Message, frozen=True, kw_only=True):
-    """Transactions do not wait for a block any more; what builds on them leaves with them, all in one commit."""
+    """Remove transactions that are in no block, together with all their descendants, in one commit."""
 
     txids: Txids
     reason: Annotated[
-        Literal["evicted", "replaced", "expired", "operator"], about("The reason, which subscribers receive.")
+        Literal["evicted", "replaced", "expired", "operator"], about("Reason, which is reported to subscribers.")
     ]
 
 
 class TxUnlocked(Message, frozen=True, kw_only=True):
-    """Outputs of these transactions may be spent again, whatever the kind of lock."""
+    """Allow the outputs of these transactions to be spent again, whatever the kind of lock."""
 
     txids: Txids
 
 
 class TxLocked(Message, frozen=True, kw_only=True):
-    """Outputs of these transactions may not be spent until `TxUnlocked`, also after a restart."""
+    """Make the outputs of these transactions unspendable until `TxUnlocked`, also after a restart."""
 
     txids: Txids
 
 
 class TxMined(Message, frozen=True, kw_only=True):
-    """Transactions are in a block that is not sent as `BlockApplied`, or with `unset` are no longer.
+    """Report that transactions are in a block that is not sent as `BlockApplied`, or no longer with `unset`.
 
     The active chain takes precedence: a message that contradicts one of its blocks is refused with `IN_CHAIN`.
     """
@@ -180,48 +183,50 @@ class TxMined(Message, frozen=True, kw_only=True):
     txids: Txids
     block_id: Annotated[Count, about("The node's own number of the block.")]
     height: Annotated[Height, about("Height of the block.")]
-    subtree_index: Annotated[int | None, about("The subtree in the block, on chains that have them.")] = None
+    subtree_index: Annotated[int | None, about("Index of the subtree in the block, on chains that have subtrees.")] = (
+        None
+    )
     longest: Annotated[bool, about("Whether the block is on the longest chain.")] = True
-    unset: Annotated[bool, about("Whether they are not in the block any more.")] = False
+    unset: Annotated[bool, about("Whether the transactions are no longer in the block.")] = False
 
 
 class OutputsFrozen(Message, frozen=True, kw_only=True):
-    """These outputs must not be spent."""
+    """Freeze outputs: submissions cannot spend them. Blocks can."""
 
     outpoints: Annotated[list[OutPoint], about("The outputs, as `[txid, index]`.")]
 
 
 class OutputsUnfrozen(Message, frozen=True, kw_only=True):
-    """These frozen outputs may be spent again."""
+    """Allow submissions to spend these frozen outputs again."""
 
     outpoints: Annotated[list[OutPoint], about("The outputs, as `[txid, index]`.")]
 
 
 class OutputReassigned(Message, frozen=True, kw_only=True):
-    """A frozen output is given to another address, `transactions.reassign_delay` blocks later."""
+    """Give a frozen output to another address. It takes effect after `transactions.reassign_delay` blocks."""
 
     outpoint: Annotated[OutPoint, about("The output, as `[txid, index]`.")]
-    address: Annotated[bytes, about("The new owner: raw address or locking script.")]
+    address: Annotated[bytes, about("New owner: raw address or locking script.")]
 
 
 class TxConflicting(Message, frozen=True, kw_only=True):
-    """Transactions, and all that builds on them, conflict with others, or with `value` false do not any more."""
+    """Make transactions and all their descendants conflicting, or end this with `value` false."""
 
     txids: Txids
-    value: Annotated[bool, about("False: they claim their inputs again, all or none.")] = True
+    value: Annotated[bool, about("False: the transactions claim their inputs again, all of them or none.")] = True
 
 
 class WinnersDecided(Message, frozen=True, kw_only=True):
-    """These conflicting transactions have won: they claim their inputs, and those that had them become conflicting."""
+    """Let conflicting transactions claim their inputs. The transactions that claimed them before become conflicting."""
 
     txids: Txids
 
 
 class TxPreserved(Message, frozen=True, kw_only=True):
-    """The records of these transactions are not pruned before a height."""
+    """Keep the records of transactions at least until a height."""
 
     txids: Txids
-    until: Annotated[Height, about("The height.")]
+    until: Annotated[Height, about("Height before which the records are not pruned.")]
 
 
 ChainMessage = BlockApplied | Rollback | BlockPersisted | GenesisOutputs | NodeState

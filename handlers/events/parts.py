@@ -1,4 +1,4 @@
-"""What messages are made of: constrained numbers and byte strings, points, outputs, transactions, blocks' issuers."""
+"""Parts of messages: constrained numbers and byte strings, points, outputs, transactions, blocks' issuers."""
 
 from __future__ import annotations
 
@@ -21,95 +21,102 @@ Spent = tuple[Count, bytes]
 
 
 class Point(Struct, frozen=True, gc=False):
-    """A block's place in the chain."""
+    """A block of the chain."""
 
     height: Annotated[Count, about("Height of the block.")]
-    slot: Annotated[Count, about("Its slot; its height on a chain without slots.")]
-    hash: Annotated[Hash32, about("Its hash.")]
+    slot: Annotated[Count, about("Slot of the block; on a chain without slots, its height.")]
+    hash: Annotated[Hash32, about("Hash of the block.")]
 
 
 class Output(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """What a transaction creates."""
+    """An output of a transaction."""
 
-    address: Annotated[bytes, about("The raw address (Cardano) or the locking script (Bitcoin).")]
-    value: Annotated[Count, about("Lovelace or satoshi.")]
+    address: Annotated[bytes, about("Raw address (Cardano) or locking script (Bitcoin).")]
+    value: Annotated[Count, about("Value in lovelace or satoshi.")]
     assets: Annotated[list[Asset], about("Native assets, as `[policy, name, quantity]`.")] = []
     datum_hash: Annotated[bytes | None, about("Hash of the datum.")] = None
-    inline_datum: Annotated[bytes | None, about("The datum itself, CBOR in the bytes of the chain.")] = None
-    script_ref: Annotated[
-        bytes | None, about("The reference script: CBOR `[language, script]` in the bytes of the chain.")
-    ] = None
+    inline_datum: Annotated[bytes | None, about("Inline datum: its original CBOR bytes.")] = None
+    script_ref: Annotated[bytes | None, about("Reference script: the original CBOR bytes of `[language, script]`.")] = (
+        None
+    )
     script_ref_hash: Annotated[
-        bytes | None, about("Hash of the reference script; derived from `script_ref` where it is left out.")
+        bytes | None, about("Hash of the reference script. Without it, it is derived from `script_ref`.")
     ] = None
     spendable: Annotated[
         bool,
-        about("False: it is unspendable (`OP_RETURN`). It counts in the index of outputs and is not stored."),
+        about("False: the output is unspendable (`OP_RETURN`). It has an index, but is not stored."),
     ] = True
 
 
 class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """One transaction, of a block or submitted."""
+    """A transaction, in a block or submitted."""
 
-    txid: Annotated[Hash32, about("The transaction's id.")]
-    inputs: Annotated[list[OutPoint], about("Outputs that it spends, as `[txid, index]`.")] = []
-    outputs: Annotated[list[Output], about("Outputs that it creates; their index is their place in this list.")] = []
+    txid: Annotated[Hash32, about("Id of the transaction.")]
+    inputs: Annotated[list[OutPoint], about("Outputs that the transaction spends, as `[txid, index]`.")] = []
+    outputs: Annotated[
+        list[Output], about("Outputs that the transaction creates. Their index is their position in this list.")
+    ] = []
     valid: Annotated[
         bool,
         about(
-            "False: a phase-2 failure (Cardano). `collateral` is spent instead of `inputs`, and of outputs only "
-            "`collateral_return` is created."
+            "False: the transaction failed phase 2 (Cardano). It spends `collateral` instead of `inputs`, and creates "
+            "`collateral_return` instead of `outputs`."
         ),
     ] = True
-    collateral: Annotated[list[OutPoint], about("Collateral inputs; spent only if `valid` is false.")] = []
-    references: Annotated[list[OutPoint], about("Reference inputs; never spent.")] = []
+    collateral: Annotated[list[OutPoint], about("Collateral inputs. They are spent only if `valid` is false.")] = []
+    references: Annotated[list[OutPoint], about("Reference inputs. They are never spent.")] = []
     collateral_return: Annotated[
-        Output | None, about("Created if `valid` is false, at the index that is the number of `outputs`.")
+        Output | None, about("Output that is created if `valid` is false. Its index is the length of `outputs`.")
     ] = None
     coinbase: Annotated[
-        bool, about("Whether it is a block's first, which spends nothing; its outputs have to mature (Bitcoin).")
+        bool, about("Whether it is a coinbase (Bitcoin): it spends nothing, and its outputs have to mature.")
     ] = False
-    fee: Annotated[int | None, about("Fee.")] = None
-    size: Annotated[int | None, about("Bytes of the whole transaction.")] = None
-    subtree_index: Annotated[int | None, about("Its subtree in the block, on chains that have them.")] = None
-    raw: Annotated[bytes | None, about("The whole transaction; kept with its record, if it has one.")] = None
-    version: Annotated[int | None, about("The transaction's version; kept with its record.")] = None
-    lock_time: Annotated[int | None, about("Its lock time; kept with its record.")] = None
+    fee: Annotated[int | None, about("Fee of the transaction.")] = None
+    size: Annotated[int | None, about("Size of the whole transaction in bytes.")] = None
+    subtree_index: Annotated[int | None, about("Index of its subtree in the block, on chains that have subtrees.")] = (
+        None
+    )
+    raw: Annotated[
+        bytes | None, about("Bytes of the whole transaction. They are stored with its record, if it has one.")
+    ] = None
+    version: Annotated[int | None, about("Version of the transaction. It is stored with its record.")] = None
+    lock_time: Annotated[int | None, about("Lock time of the transaction. It is stored with its record.")] = None
     previous: Annotated[
         list[Spent | None] | None,
         about(
-            "What it spends, as far as the sender knows: `[value, script]` (its address or locking script) or null, "
-            "one entry for each input. Kept with its record."
+            "One entry for each input: `[value, script]` (address or locking script) of the spent output, or "
+            "null if the "
+            "sender does not have it. It is stored with the record."
         ),
     ] = None
     datums: Annotated[
         list[bytes],
-        about("Datums among its witnesses, in the bytes of the chain; found by the BLAKE2b-256 hash of these bytes."),
+        about(
+            "Original bytes of the datums among its witnesses. A datum is found by the BLAKE2b-256 hash of these bytes."
+        ),
     ] = []
 
 
 class NetworkTip(Struct, frozen=True, omit_defaults=True):
-    """The tip of the network, as the client sees it."""
+    """The tip of the network."""
 
     height: Annotated[Height, about("Height of the network's last block.")]
-    slot: Annotated[Count | None, about("Its slot; checked and not used.")] = None
+    slot: Annotated[Count | None, about("Slot of that block. It is validated and not used.")] = None
 
 
 class Issuer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a Cardano feeder knows of a block's issuer: its keys and its operational certificate."""
+    """The issuer of a Cardano block. The feeder sends the fields that it has."""
 
-    vkey: Annotated[Hash32 | None, about("Its verification key.")] = None
-    vrf_vkey: Annotated[Hash32 | None, about("Its VRF verification key.")] = None
-    op_cert: Annotated[
-        bytes | None, about("Its operational certificate: hot key or the whole, as the feeder has it.")
-    ] = None
-    op_cert_counter: Annotated[Count | None, about("The certificate's counter.")] = None
+    vkey: Annotated[Hash32 | None, about("Verification key.")] = None
+    vrf_vkey: Annotated[Hash32 | None, about("VRF verification key.")] = None
+    op_cert: Annotated[bytes | None, about("Operational certificate: its hot key, or all of it.")] = None
+    op_cert_counter: Annotated[Count | None, about("Counter of the certificate.")] = None
 
 
 class RollbackPoint(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where to go back to. One of its fields has to be there; `hash` decides where it is given."""
+    """A block to roll back to. At least one field is required; if there is a `hash`, the other fields are not used."""
 
-    slot: Annotated[Count | None, about("Without `hash`: the last block whose slot is at most this one.")] = None
+    slot: Annotated[Count | None, about("Without `hash`: the last block whose slot is at most this slot.")] = None
     hash: Annotated[Hash32 | None, about("Hash of the block.")] = None
     height: Annotated[Count | None, about("Without `hash` and `slot`: the block of this height.")] = None
 
@@ -117,13 +124,13 @@ class RollbackPoint(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 class GenesisOutput(Struct, frozen=True, forbid_unknown_fields=True):
     """One output that exists before the first block."""
 
-    txid: Annotated[Hash32, about("Id of the transaction that it counts as an output of.")]
-    index: Annotated[U32, about("Its index.")]
+    txid: Annotated[Hash32, about("Id of the transaction to which the output belongs.")]
+    index: Annotated[U32, about("Index of the output.")]
     output: Annotated[Output, about("The output.")]
 
 
 class ChainName(Struct, frozen=True):
-    """Which chain a daemon keeps."""
+    """The chain of a daemon."""
 
     family: Annotated[str, about("`cardano`, `bitcoin` or `raw` (`chain.family`).")]
-    network: Annotated[str, about("The network's name (`chain.network`).")]
+    network: Annotated[str, about("Name of the network (`chain.network`).")]
