@@ -220,7 +220,7 @@ def _standing(stage: Stage, folder: Path, network_height: int | None) -> Iterato
 
 
 def _roll_back(client: Client, load: Workload) -> float:
-    """Return the milliseconds to take ten blocks back; then bring them again."""
+    """Return the milliseconds to roll ten blocks back; then send them again."""
     event = wire.decode(load.timed[-_BACK - 1][wire.LENGTH.size :], "frames")
     assert isinstance(event, BlockApplied)
     back = wire.encode(Rollback(seq=0, to=RollbackPoint(hash=event.hash)), "frames")

@@ -1,4 +1,4 @@
-"""A real daemon process for a measurement, and what the machine says about it."""
+"""A real daemon process for a measurement, and what the kernel reports about it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Client:
         self._answers = self._socket.makefile("rb")
 
     def greet(self, network_height: int | None) -> Welcome:
-        """Say how far the network is."""
+        """Send the height of the network."""
         tip = None if network_height is None else NetworkTip(network_height)
         self._socket.sendall(wire.encode(Hello(client="bench", network_tip=tip), "frames"))
         answer = self._receive()
@@ -97,7 +97,7 @@ class Client:
         return _ANSWERS.decode(self._answers.read(length))
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._answers.close()
         self._socket.close()
 
@@ -119,7 +119,7 @@ class Daemon:
             self.peak_mb = max(self.peak_mb, self.memory_mb())
 
     def memory_mb(self) -> float:
-        """Return the memory that is the process's own now."""
+        """Return the anonymous memory of the process."""
         return self._counted("status", "RssAnon") / 1024
 
     def peak_rss_mb(self) -> float:
@@ -179,7 +179,7 @@ class Daemon:
             yield from (json.loads(line) for line in lines if line.endswith("\n"))
 
     def wait(self) -> None:
-        """Wait until it takes connections.
+        """Wait until it accepts connections.
 
         Raises:
             ClickException: the process has ended, with the last line of its log.
@@ -196,7 +196,7 @@ class Daemon:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Ask it to leave."""
+        """Stop the daemon."""
         self._watching.set()
         self.process.terminate()
         self.process.wait(60)

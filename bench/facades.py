@@ -14,7 +14,7 @@ _MATCH = b'"transaction_index":'
 
 
 def paths(address: str, count: int) -> dict[str, str]:
-    """Return what is asked of an address, by the name of the measurement."""
+    """Return the paths to request for an address, by the name of the measurement."""
     return {
         "kupo, all unspent of an address": f"/kupo/matches/{address}?unspent",
         "kupo, a page by limit": f"/kupo/matches/{address}?unspent&limit={count}",
@@ -34,7 +34,7 @@ class Streamed(Struct, frozen=True):
 
 
 def stream(port: int, worker: int, address: str) -> Streamed:
-    """Ask for all matches of an address, and read them as they come."""
+    """Request all matches of an address, and read them as they arrive."""
     connection, before = HTTPConnection("127.0.0.1", port), _own_mb(worker)
     cpu, began = _cpu_s(worker), time.perf_counter()
     connection.request("GET", f"/kupo/matches/{address}?unspent")

@@ -76,7 +76,7 @@ def _show(what: str, blocks: int, txs: int, took: float) -> None:
 
 
 def _compare_with_cbor2(chunks: Path, network: Network) -> None:
-    """Say how much processor time ours and a general decoder take to the same events, from memory, in turns."""
+    """Print the processor time of our decoder and of a general one for the same events, from memory, in turns."""
     raws = [_content(file) for file in chunk_files(chunks)]
     ours = theirs = float("inf")
     ratios = []

@@ -22,7 +22,7 @@ _BREAK = 0xFF
 
 
 class Items:
-    """Decodes item by item, and knows where it is."""
+    """Decodes item by item, and tracks its position."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from bench import facades, large_address, load
 from bench.daemon import Client, running
-from bench.http_chain import Feeder, Made
+from bench.http_chain import Chain, Feeder
 from bench.load import Load, Task
 from bench.old_outputs import FAR, OldSet
 from config.serving import Http
@@ -36,7 +36,7 @@ from handlers.addresses import codec
 
 _CONNECTIONS = 16
 _CONSTANT = b'{"ok":true}'
-_WALLETS, _OFTEN = 3000, 200  # that hold a page each; so many of them are asked repeatedly
+_WALLETS, _OFTEN = 3000, 200  # that hold a page each; of which this many are requested repeatedly
 _OUTPUTS = 30  # of a wallet
 
 
@@ -112,15 +112,15 @@ def _wait_for(port: int, path: str) -> None:
 
 
 class Measured(Struct, frozen=True):
-    """One measurement: how fast questions were answered, and how fast the writer was meanwhile."""
+    """One measurement: how fast requests were answered, and how fast the writer was meanwhile."""
 
     load: Load | None = None
     server_us: float | None = None  # of the servers' processors, for one answer
     writer_txs_per_s: float | None = None
 
 
-class Asked(Struct, frozen=True):
-    """Which questions go to whom."""
+class Workload(Struct, frozen=True):
+    """The requests that are sent to one server."""
 
     name: str
     port: int
@@ -135,14 +135,15 @@ class Bench:
         self._feeder = feeder
         self._seconds, self._rounds = seconds, rounds
 
-    def alone(self, questions: Iterable[Asked]) -> dict[str, list[Measured]]:
-        """Ask, with no one else about."""
-        return self._in_turn({asked.name: partial(self._ask, asked) for asked in questions})
+    def alone(self, workloads: Iterable[Workload]) -> dict[str, list[Measured]]:
+        """Send requests while nothing else runs."""
+        return self._in_turn({workload.name: partial(self._measure, workload) for workload in workloads})
 
-    def fed(self, questions: Iterable[Asked]) -> dict[str, list[Measured]]:
+    def fed(self, workloads: Iterable[Workload]) -> dict[str, list[Measured]]:
         """Send requests while blocks are applied, and apply blocks without requests."""
         return self._in_turn(
-            {"no requests": partial(self._feed, None)} | {asked.name: partial(self._feed, asked) for asked in questions}
+            {"no requests": partial(self._feed, None)}
+            | {workload.name: partial(self._feed, workload) for workload in workloads}
         )
 
     def _in_turn(self, each: Mapping[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
@@ -152,17 +153,17 @@ class Bench:
                 found[name].append(measure())
         return found
 
-    def _ask(self, asked: Asked) -> Measured:
-        task, began = Task(asked.port, asked.paths, _CONNECTIONS, self._seconds), _busy_s(asked.servers)
+    def _measure(self, workload: Workload) -> Measured:
+        task, began = Task(workload.port, workload.paths, _CONNECTIONS, self._seconds), _busy_s(workload.servers)
         got = load.result(load.start(task))
-        answers = got.requests_per_s * (task.seconds + task.warm_s)  # it asked as much while it warmed up
-        return Measured(got, (_busy_s(asked.servers) - began) / answers * 1e6)
+        answers = got.requests_per_s * (task.seconds + task.warm_s)  # the warm-up sends requests too
+        return Measured(got, (_busy_s(workload.servers) - began) / answers * 1e6)
 
-    def _feed(self, asked: Asked | None) -> Measured:
+    def _feed(self, workload: Workload | None) -> Measured:
         with self._feeder.feeding(self._seconds) as rates:
-            if asked is None:
+            if workload is None:
                 time.sleep(self._seconds)
-            got = Measured() if asked is None else self._ask(asked)
+            got = Measured() if workload is None else self._measure(workload)
         return Measured(got.load, got.server_us, round(rates[0]))
 
 
@@ -188,29 +189,29 @@ def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, with_fac
         _large_address(outputs, OldSet(old), with_facades, as_json)
 
 
-def _fed(socket: Path, old: OldSet) -> Made:
+def _fed(socket: Path, old: OldSet) -> Chain:
     """Feed an old set, and return the chain that continues after it."""
     if old.outputs == 0:
-        return Made(_WALLETS)
+        return Chain(_WALLETS)
     with closing(Client(socket)) as client:
         client.greet(FAR)
         client.stream(wire.encode(block, "frames") for block in old.blocks())
-    return Made(_WALLETS, old.height, old.tip)
+    return Chain(_WALLETS, old.height, old.tip)
 
 
 def _large_address(outputs: int, old: OldSet, with_facades: bool, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
         folder, write = Path(temporary) / "store", codec("cardano", "mainnet").write
         with running(folder, family="cardano", network="mainnet"), closing(Client(folder / "utxod.sock")) as client:
-            made = _fed(folder / "utxod.sock", old)
-            large = made.wallets.pop()
-            for block in (*made.fill(_OUTPUTS), *made.enrich(large, outputs)):
+            chain = _fed(folder / "utxod.sock", old)
+            large = chain.wallets.pop()
+            for block in (*chain.fill(_OUTPUTS), *chain.enrich(large, outputs)):
                 client.feed([wire.encode(block, "frames")])
             with _workers(folder, 1) as (port, supervisor):
                 _wait_for(port, "/api/v1/status")
                 [worker] = _children(supervisor)
                 streamed = facades.stream(port, worker, write(large)) if with_facades else None
-                found = large_address.measure(port, worker, write(large), [write(wallet) for wallet in made.wallets])
+                found = large_address.measure(port, worker, write(large), [write(wallet) for wallet in chain.wallets])
     _print("an address with many outputs", msgspec.structs.asdict(found), as_json)
     if streamed is not None:
         _print("kupo, an address with many outputs, streamed", msgspec.structs.asdict(streamed), as_json)
@@ -222,35 +223,35 @@ def _against_the_constant(
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary, ExitStack() as stack:
         folder = Path(temporary) / "store"
         stack.enter_context(running(folder, family="cardano", network="mainnet"))
-        made = _fed(folder / "utxod.sock", old)
+        chain = _fed(folder / "utxod.sock", old)
         client = Client(folder / "utxod.sock")
-        client.feed([wire.encode(block, "frames") for block in made.fill(_OUTPUTS)])
+        client.feed([wire.encode(block, "frames") for block in chain.fill(_OUTPUTS)])
         client.close()
-        feeder = stack.enter_context(closing(Feeder(folder / "utxod.sock", made, txs)))
+        feeder = stack.enter_context(closing(Feeder(folder / "utxod.sock", chain, txs)))
         constant, server = stack.enter_context(_constant())
         (one, supervisor), (two, supervisor_of_two) = (
             stack.enter_context(_workers(folder, number)) for number in (1, 2)
         )
         write = codec("cardano", "mainnet").write
-        pages = [f"/api/v1/addresses/{write(wallet)}/utxos?count=25" for wallet in made.wallets]
-        balances = [f"/api/v1/addresses/{write(wallet)}/balance" for wallet in made.wallets]
+        pages = [f"/api/v1/addresses/{write(wallet)}/utxos?count=25" for wallet in chain.wallets]
+        balances = [f"/api/v1/addresses/{write(wallet)}/balance" for wallet in chain.wallets]
         for port, path in ((constant, "/"), (one, pages[0]), (two, pages[0])):
             _wait_for(port, path)
         worker, workers = _children(supervisor), _children(supervisor_of_two)
-        questions = [
-            Asked("constant", constant, ["/"], [server]),
-            Asked("page", one, pages[:_OFTEN], worker),
-            Asked("page, each for the first time", one, pages, worker),
-            Asked("page, two workers", two, pages[:_OFTEN], workers),
-            Asked("balance", one, balances, worker),
-            Asked("balance, two workers", two, balances, workers),
+        workloads = [
+            Workload("constant", constant, ["/"], [server]),
+            Workload("page", one, pages[:_OFTEN], worker),
+            Workload("page, each for the first time", one, pages, worker),
+            Workload("page, two workers", two, pages[:_OFTEN], workers),
+            Workload("balance", one, balances, worker),
+            Workload("balance, two workers", two, balances, workers),
         ]
         if with_facades:
-            asked = [facades.paths(write(wallet), 25) for wallet in made.wallets]
-            questions += [Asked(name, one, [each[name] for each in asked[:_OFTEN]], worker) for name in asked[0]]
+            paths = [facades.paths(write(wallet), 25) for wallet in chain.wallets]
+            workloads += [Workload(name, one, [each[name] for each in paths[:_OFTEN]], worker) for name in paths[0]]
         bench = Bench(feeder, seconds, rounds)
-        _show("no feeder", bench.alone(questions), as_json)
-        _show("blocks are applied without pause", bench.fed(questions), as_json)
+        _show("no feeder", bench.alone(workloads), as_json)
+        _show("blocks are applied without pause", bench.fed(workloads), as_json)
 
 
 def _show(title: str, found: dict[str, list[Measured]], as_json: bool) -> None:

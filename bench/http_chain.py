@@ -1,4 +1,4 @@
-"""A made-up chain for questions: wallets that are asked for, and blocks that are fed meanwhile."""
+"""A generated chain for queries: wallets that are queried, and blocks that are fed meanwhile."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _POLICY = bytes(range(28))
 _EPOCH = 432_000
 
 
-class Made:
-    """A made-up chain, alone or above another: first blocks that fill wallets, then blocks that leave them alone."""
+class Chain:
+    """A generated chain, alone or above another: first blocks that fill wallets, then blocks that leave them alone."""
 
     def __init__(self, wallets: int, height: int = 0, tip: bytes = bytes(32)) -> None:
         self._random = Random(1)
@@ -61,13 +61,13 @@ class Made:
     def pay(self, txs: int) -> BlockApplied:
         """Return a block of transactions that spend one output and make two."""
         random = self._random
-        made = []
+        paid = []
         for _ in range(txs):
             inputs = [self._spend()] if len(self._spendable) > txs else []
             outputs = [Output(self._address(), random.randrange(1 << 40)) for _ in range(2)]
-            made.append(Tx(random.randbytes(32), inputs, outputs, fee=170_000, size=291))
-        self._spendable += [(tx.txid, n) for tx in made for n in range(2)]
-        return self._block(made)
+            paid.append(Tx(random.randbytes(32), inputs, outputs, fee=170_000, size=291))
+        self._spendable += [(tx.txid, n) for tx in paid for n in range(2)]
+        return self._block(paid)
 
     def _spend(self) -> OutPoint:
         """Take any output; the last takes its place, for the list is long."""
@@ -95,8 +95,8 @@ class Made:
 class Feeder:
     """Sends new blocks without pause on request; they are made outside of the measurements."""
 
-    def __init__(self, path: Path, made: Made, txs: int) -> None:
-        self._made, self._txs = made, txs
+    def __init__(self, path: Path, chain: Chain, txs: int) -> None:
+        self._chain, self._txs = chain, txs
         self._left = deque[bytes]()  # made, and not sent
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
@@ -106,7 +106,7 @@ class Feeder:
     def feeding(self, seconds: float) -> Iterator[list[float]]:
         """Send for about so long, while the caller's block runs; then the list has how many transactions a second."""
         while len(self._left) < (seconds + 2 * _WARM_S) * _FASTEST + _AHEAD:
-            self._left.append(wire.encode(self._made.pay(self._txs), "frames"))
+            self._left.append(wire.encode(self._chain.pay(self._txs), "frames"))
         self._stop, rates = threading.Event(), list[float]()
         self._ahead, self._sent = threading.Semaphore(_AHEAD), 0
         sender, times = threading.Thread(target=self._send), list[float]()
@@ -125,7 +125,7 @@ class Feeder:
         rates.append(len(later) * self._txs / (times[-1] - times[0]))
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._answers.close()
         self._socket.close()
 

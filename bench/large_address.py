@@ -17,14 +17,14 @@ from bench.load import Task
 
 _COUNT = 25
 _PAGES = 200  # of each part of the list
-_ASKING_S = 3.0
+_MEASURED_S = 3.0
 
 
 class Giant(Struct, frozen=True):
     """What was found, in the order of the output."""
 
     outputs: int
-    page_ms: float  # of small addresses, each asked for the first time
+    page_ms: float  # of small addresses, each for the first time
     page_at_the_beginning_ms: float
     page_in_the_middle_ms: float
     page_at_the_end_ms: float
@@ -38,19 +38,19 @@ class Giant(Struct, frozen=True):
 
 
 def measure(port: int, worker: int, giant: str, small: Sequence[str]) -> Giant:
-    """Ask one worker, which no one else asks, for the giant and for small addresses."""
+    """Request pages of the large address and of small ones from a worker that has no other clients."""
     paths = [f"/api/v1/addresses/{address}/utxos?count={_COUNT}" for address in small[:_PAGES]]
     of_giant, balance = f"/api/v1/addresses/{giant}/utxos?count={_COUNT}", f"/api/v1/addresses/{giant}/balance"
-    asker = _Asker(port)
-    page_ms = median(asker.ms(path) for path in paths)
-    begin = median(_pages(asker, of_giant, None))
-    end = median(_pages(asker, f"{of_giant}&order=desc", None))
-    outputs: int = asker.get(balance)["utxo_count"]
-    by_number = asker.ms(f"{of_giant}&page={outputs // _COUNT // 2}")
-    middle = median(_pages(asker, of_giant, asker.cursor))
-    others = load.result(load.start(Task(port, paths, 4, _ASKING_S)))
+    connection = _Connection(port)
+    page_ms = median(connection.ms(path) for path in paths)
+    begin = median(_pages(connection, of_giant, None))
+    end = median(_pages(connection, f"{of_giant}&order=desc", None))
+    outputs: int = connection.get(balance)["utxo_count"]
+    by_number = connection.ms(f"{of_giant}&page={outputs // _COUNT // 2}")
+    middle = median(_pages(connection, of_giant, connection.cursor))
+    others = load.result(load.start(Task(port, paths, 4, _MEASURED_S)))
     balances = _Balances(port, balance, worker)
-    loaded = load.result(load.start(Task(port, paths, 4, _ASKING_S)))
+    loaded = load.result(load.start(Task(port, paths, 4, _MEASURED_S)))
     balances.stop()
     figures = (
         *(page_ms, begin, middle, end, by_number),
@@ -60,15 +60,15 @@ def measure(port: int, worker: int, giant: str, small: Sequence[str]) -> Giant:
     return Giant(outputs, *(round(figure, 3) for figure in figures))
 
 
-def _pages(asker: _Asker, path: str, cursor: str | None) -> Iterator[float]:
+def _pages(connection: _Connection, path: str, cursor: str | None) -> Iterator[float]:
     """Yield how long each page took, one after the other."""
     for _ in range(_PAGES):
-        yield asker.ms(path if cursor is None else f"{path}&cursor={cursor}")
-        cursor = asker.cursor
+        yield connection.ms(path if cursor is None else f"{path}&cursor={cursor}")
+        cursor = connection.cursor
 
 
-class _Asker:
-    """One connection that asks one question after the other."""
+class _Connection:
+    """One connection that sends one request after the other."""
 
     def __init__(self, port: int) -> None:
         self._connection = HTTPConnection("127.0.0.1", port)
@@ -92,27 +92,27 @@ class _Asker:
 
 
 class _Balances:
-    """Asks for a balance repeatedly, and examines the worker's own memory meanwhile."""
+    """Requests a balance repeatedly, and measures the worker's anonymous memory meanwhile."""
 
     def __init__(self, port: int, path: str, worker: int) -> None:
-        self._asker, self._path = _Asker(port), path
+        self._http, self._path = _Connection(port), path
         self._worker, self._before = worker, _own_mb(worker)
         self.took: list[float] = []
         self.memory_mb = 0.0
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=each) for each in (self._ask, self._measure)]
+        self._threads = [threading.Thread(target=each) for each in (self._request_repeatedly, self._measure)]
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Ask no more, when the last answer is here."""
+        """Stop after the current answer."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
 
-    def _ask(self) -> None:
+    def _request_repeatedly(self) -> None:
         while not self._stop.is_set():
-            self.took.append(self._asker.ms(self._path) / 1000)
+            self.took.append(self._http.ms(self._path) / 1000)
 
     def _measure(self) -> None:
         while not self._stop.wait(0.02):

@@ -1,4 +1,4 @@
-"""Asking over HTTP as fast as answers come: keep-alive connections on one loop, each with one question under way.
+"""Load on an HTTP server: keep-alive connections on one loop, each with one request in flight.
 
 It runs as a process of its own (`python -m bench.load`), so that its work shares no GIL with what it measures. It reads
 a `Task` from standard input and writes a `Load` to standard output, both as JSON.
@@ -23,7 +23,7 @@ _END, _LENGTH = b"\r\n\r\n", b"content-length: "
 
 
 class Task(Struct, frozen=True):
-    """What to ask, of whom, and for how long."""
+    """The requests to send, to which port, and for how long."""
 
     port: int
     paths: list[str]
@@ -43,25 +43,25 @@ class Load(Struct, frozen=True):
     failures: int
 
 
-class _Asker(asyncio.Protocol):
-    """One connection: the next question goes out when the answer before is complete."""
+class _Connection(asyncio.Protocol):
+    """One connection: the next request is sent when the answer before is complete."""
 
-    def __init__(self, questions: Sequence[bytes]) -> None:
-        self._questions = cycle(questions)
+    def __init__(self, requests: Sequence[bytes]) -> None:
+        self._requests = cycle(requests)
         self._missing = 0
         self._head = b""
-        self._asked_at = 0.0
+        self._sent_at = 0.0
         self.took: list[float] = []
         self.received = 0
         self.failures = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._ask()
+        self._send()
 
-    def _ask(self) -> None:
-        self._asked_at = time.perf_counter()
-        self._transport.write(next(self._questions))
+    def _send(self) -> None:
+        self._sent_at = time.perf_counter()
+        self._transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
         self.received += len(data)
@@ -78,8 +78,8 @@ class _Asker(asyncio.Protocol):
                 self.failures += 1
         self._missing -= len(data)
         if not self._missing:
-            self.took.append(time.perf_counter() - self._asked_at)
-            self._ask()
+            self.took.append(time.perf_counter() - self._sent_at)
+            self._send()
 
     def connection_lost(self, _: Exception | None) -> None:
         self.failures += not self._transport.is_closing()
@@ -95,20 +95,24 @@ class _Asker(asyncio.Protocol):
 
 async def _load(task: Task) -> Load:
     loop = asyncio.get_running_loop()
-    questions = [f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for path in task.paths]
-    askers: list[_Asker] = []
+    requests = [f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for path in task.paths]
+    connections: list[_Connection] = []
     for number in range(task.connections):
-        own = list(islice(questions, number, None, task.connections)) or questions
-        askers.append((await loop.create_connection(lambda own=own: _Asker(own), "127.0.0.1", task.port))[1])  # type: ignore[misc]
+        own = list(islice(requests, number, None, task.connections)) or requests
+        made = await loop.create_connection(lambda own=own: _Connection(own), "127.0.0.1", task.port)  # type: ignore[misc]
+        connections.append(made[1])
     await asyncio.sleep(task.warm_s)
-    for asker in askers:
-        asker.reset()
+    for connection in connections:
+        connection.reset()
     began = time.perf_counter()
     await asyncio.sleep(task.seconds)
-    took, elapsed = [each for asker in askers for each in asker.took], time.perf_counter() - began
-    received, failures = sum(asker.received for asker in askers), sum(asker.failures for asker in askers)
-    for asker in askers:
-        asker.close()
+    took, elapsed = [each for connection in connections for each in connection.took], time.perf_counter() - began
+    received, failures = (
+        sum(connection.received for connection in connections),
+        sum(connection.failures for connection in connections),
+    )
+    for connection in connections:
+        connection.close()
     cuts = quantiles(took, n=100, method="inclusive")
     return Load(
         round(len(took) / elapsed, 1),
@@ -121,7 +125,7 @@ async def _load(task: Task) -> Load:
 
 
 def start(task: Task) -> subprocess.Popen[bytes]:
-    """Begin to ask, in another process."""
+    """Start the load in another process."""
     command = [sys.executable, "-m", "bench.load"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None

@@ -130,7 +130,7 @@ def generated(peers: Path, work: Path, blocks: int, txs: int) -> Path:
 def with_old(folder: Path, old: OldSet, upper: Chain) -> Path:
     """Write an old set, and the chain on top of it, as the peers read a chain; return its folder.
 
-    `folder` has the same chain without the old set. Its first block stays the first, because ElectrumX asks for it.
+    `folder` has the same chain without the old set. Its first block stays the first, because ElectrumX requests it.
     """
     target = folder.with_name(f"{folder.name}-on-old")
     measured, behind = upper.blocks[upper.warm :], 1 + old.height + upper.warm

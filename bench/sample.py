@@ -1,4 +1,4 @@
-"""A small made-up chain as JSON Lines, the same every time: payments among a few hundred addresses, one fork."""
+"""A small generated chain as JSON Lines, the same every time: payments among a few hundred addresses, one fork."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def messages(blocks: int, txs: int = 20, seed: int = 1) -> Iterator[Inbound]:
 @click.option("--txs", default=20, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
 @click.option("--seed", default=1, show_default=True)
 def main(blocks: int, txs: int, seed: int) -> None:
-    """Write a made-up chain to standard output, as JSON Lines."""
+    """Write a generated chain to standard output, as JSON Lines."""
     for message in messages(blocks, txs, seed):
         sys.stdout.buffer.write(wire.encode(message, "json"))
 

@@ -1,4 +1,4 @@
-"""What no single value can get wrong: combinations."""
+"""Checks of combinations of settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unmined_retention(config: Config) -> int:
 
 
 def problems(config: Config) -> list[Problem]:
-    """Return every combination of values that cannot work, each value being right by itself."""
+    """Return every combination of values that cannot work, although each value is valid by itself."""
     found: list[Problem] = []
     storage = config.storage
     if storage.map_size > storage.max_map_size:
@@ -127,7 +127,7 @@ def recovery_problems(recovery: Recovery) -> list[Problem]:
 
 
 def _retention(config: Config) -> list[Problem]:
-    """Return what would let a transaction go before the parents of what waits are safe, or preserve them in vain."""
+    """Check that no transaction is deleted before the parents of unmined ones are preserved, nor preserved in vain."""
     retention = config.transactions.block_height_retention
     if not (config.pruner.enabled and config.transactions.enabled and retention):
         return []

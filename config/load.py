@@ -1,4 +1,4 @@
-"""From a TOML file and the environment to a Config, or to one error that names everything that is wrong."""
+"""Reads the configuration from a TOML file and the environment, or reports every error in it at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     """Return the configuration of the file and the environment, which wins.
 
     The file is `path`, else $UTXOD_CONFIG, else `DEFAULT_FILE` if there is one. A value of the file that the
-    environment replaces is not judged; combinations are judged only when every value is right by itself.
+    environment replaces is not checked; combinations are checked only when every value is valid by itself.
 
     Raises:
         ConfigError: with all problems.

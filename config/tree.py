@@ -63,7 +63,7 @@ class Setting(NamedTuple):
         """Return the value that a TOML value represents.
 
         Raises:
-            ValueError: it represents none; the text says what is right, and repeats the value unless it is a secret.
+            ValueError: it represents none; the text names the valid values, and repeats this one unless it is a secret.
         """
         try:
             parsed = self.notation.parse(raw) if self.notation else raw
@@ -93,7 +93,7 @@ def label(table: str, key: str) -> str:
 
 
 def special(kind: type, raw: object) -> object:
-    """Make what msgspec has no own idea of: a Path or a Secret. The mask is no secret, it was copied from `show`."""
+    """Make the types that msgspec does not know: a Path or a Secret. The mask is refused, it was copied from `show`."""
     if isinstance(raw, kind):
         return raw
     if not isinstance(raw, str) or raw == "" or (kind is Secret and raw == MASK):

@@ -63,11 +63,11 @@ log = structlog.get_logger("daemon")
 
 _SHOWN_CLIENTS = 20
 _MEMORY_EVERY_S = 10.0
-_LAST_TURN_S = 5.0  # for the turn of the writer that is running when the time for the shutdown is over
+_LAST_TURN_S = 5.0  # for the operation that the writer's thread is running when `shutdown_timeout` is over
 
 
 def run(config: Config, config_file: Path | None) -> bool:
-    """Run the daemon until it is asked to stop; return whether everything that it had received was applied.
+    """Run the daemon until a signal stops it; return whether everything that it had received was applied.
 
     `config_file` is the one named on the command line: SIGHUP reads the configuration again.
 
@@ -142,7 +142,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                     signals, lambda: _dump(hub, connections), lambda: services.start_soon(_reload, notifier, reloader)
                 )
                 log.info("stopping", signal=number.name)
-                notifier.say("STOPPING=1")
+                notifier.send("STOPPING=1")
                 late = asyncio.get_running_loop().call_later(
                     config.shutdown_timeout, _give_up, config.shutdown_timeout, hub, connections, consumers
                 )
@@ -175,7 +175,7 @@ def _consumed(turns: Turns | None) -> tuple[type[Message], ...]:
 
 
 async def decline(inbox: Inbox) -> None:
-    """Answer for the consumers that are not enabled."""
+    """Refuse every message: the UTXO handler is not enabled."""
     disabled = Refusal("unavailable", "the UTXO store is not enabled in this daemon (utxo.enabled)")
     while batch := await inbox.take():
         for delivery in batch:
@@ -223,7 +223,7 @@ async def _reload(notifier: Notifier, reloader: Reloader) -> None:
 
 
 def _dump(hub: Hub, connections: Connections) -> None:
-    """Write what the daemon is doing to the log; of the clients those with most on its way."""
+    """Write what the daemon is doing to the log, and the clients with the most messages in flight."""
     clients = sorted(
         (connection.about() for connection in connections.open), key=lambda about: about["pending"], reverse=True
     )
@@ -232,7 +232,7 @@ def _dump(hub: Hub, connections: Connections) -> None:
 
 
 def _give_up(after_s: float, hub: Hub, connections: Connections, consumers: TaskGroup) -> None:
-    """End though something is left: it was never acknowledged, so feeders send it again."""
+    """Stop although messages are left: they were never acknowledged, so feeders send them again."""
     left = sum(connection.about()["pending"] for connection in connections.open)
     log.error("drain_timed_out", after_s=after_s, messages=left, bytes=hub.inbox.reserved)
     consumers.cancel_scope.cancel()
@@ -240,8 +240,8 @@ def _give_up(after_s: float, hub: Hub, connections: Connections, consumers: Task
 
 
 def _end_at_once() -> None:
-    """End without a turn at the store that does not end: nothing cancels it, and killing is as good as leaving."""
-    log.critical("exit_forced", reason="a turn at the store does not end")
+    """Exit while an operation on the store does not return: it can't be cancelled, and the store survives a kill."""
+    log.critical("exit_forced", reason="an operation on the store does not return")
     write_out()
     os._exit(FAILED)
 
@@ -250,7 +250,7 @@ async def _report(notifier: Notifier, moved: Wakeup, hub: Hub) -> None:
     """Keep systemd's status line in step with the tip."""
     while True:
         if hub.view.tip is not None:
-            notifier.say(f"STATUS=height {hub.view.tip.height}, {hub.view.unspent} unspent outputs")
+            notifier.send(f"STATUS=height {hub.view.tip.height}, {hub.view.unspent} unspent outputs")
         await moved.wait()
         await anyio.sleep(1)
 
@@ -268,7 +268,7 @@ def _numbers(hub: Hub, connections: Connections) -> bytes:
 
 
 async def _prepare_and_watch(config: Config, store: HistoryStore, hub: Hub, writer: CapacityLimiter) -> None:
-    await to_thread.run_sync(store.prepare, limiter=writer)  # what the first block needs, if there is time before it
+    await to_thread.run_sync(store.prepare, limiter=writer)  # so that the first block need not wait for it
     watch = ReaderWatch(store.disk, config.store.max_reader_age)
     while True:
         hub.numbers.readers = await to_thread.run_sync(watch.read_readers, limiter=writer)
@@ -276,7 +276,7 @@ async def _prepare_and_watch(config: Config, store: HistoryStore, hub: Hub, writ
 
 
 async def _give_memory_back() -> None:
-    """Keep what a catch-up took from staying with a daemon at the tip."""
+    """Return memory to the system that a catch-up needed and a daemon at the tip does not."""
     while True:
         await anyio.sleep(_MEMORY_EVERY_S)
         await to_thread.run_sync(give_back)
@@ -291,10 +291,10 @@ async def _try_blobs(blobs: Blobs) -> None:
 
 
 async def _watch(notifier: Notifier, every_s: float, turns: Turns | None, writer: CapacityLimiter) -> None:
-    """Notify the watchdog after a turn of the writer's thread: a blocked disk must stop it. A full disk does not."""
+    """Notify the watchdog after each write to the disk: a blocked disk is detected; a full one is no failure."""
     while True:
         if turns:
             with suppress(StoreFull):
                 await to_thread.run_sync(turns.chain.touch, limiter=writer)
-        notifier.say("WATCHDOG=1")
+        notifier.send("WATCHDOG=1")
         await anyio.sleep(every_s)

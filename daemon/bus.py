@@ -47,7 +47,7 @@ class Bus:
         return kind in self._inboxes
 
     def wakeup(self, *kinds: type[Event]) -> Wakeup:
-        """Return what is notified of these facts, and of these messages once they are carried out."""
+        """Return a wakeup for these facts, and for these messages once they are carried out."""
         wakeup = Wakeup()
         for kind in kinds:
             self._wakeups.setdefault(kind, []).append(wakeup)
@@ -58,7 +58,7 @@ class Bus:
         self._followers.append(follower)
 
     def publish(self, carried_out: Iterable[type[Event]] = ()) -> None:
-        """Tell what has become durable, then notify who waits for that, or for messages that were carried out."""
+        """Pass on what has become durable, then wake tasks that wait for it, or for messages that were carried out."""
         if facts := self._take():
             for follower in self._followers:
                 try:
@@ -71,6 +71,6 @@ class Bus:
                 wakeup.notify()
 
     def close(self) -> None:
-        """Let every consumer finish."""
+        """Close every inbox, so that its consumer finishes."""
         for inbox in self._inboxes.values():
             inbox.close()

@@ -1,7 +1,7 @@
 """Reading a store in a child process: what the storage engine does to a damaged file ends the child, not its parent.
 
 On some damage LMDB aborts the process (SIGABRT); reading a page beyond the end of the file, or one that the disk can't
-read, is SIGBUS, and a wild pointer SIGSEGV. None of these can be caught, so a child is sent ahead.
+read, is SIGBUS, and a wild pointer SIGSEGV. None of these can be caught, so a child process reads the store first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.damage import damage
 from storage.errors import Damaged, StoreError, WrongFormat
 
 _PR_SET_PDEATHSIG = 1
-_LONGEST_ANSWER = 60_000  # bytes: a pipe takes as many without a reader
+_LONGEST_ANSWER = 60_000  # bytes that fit into a pipe without a reader
 _OTHER_FORMAT = 5  # exit code of a child that met `WrongFormat`; only its parent sees it
 _KILLED = ": the daemon kills a stopped reader (`reader_killed` in its log), the system one when memory runs out"
 # What ends a process that reads a damaged store.
@@ -33,7 +33,7 @@ def of_damage(code: int) -> signal.Signals | None:
 
 
 class Place:
-    """How far a child has come, in shared memory that the parent can still read after the child has ended."""
+    """The progress of a child, in shared memory that the parent can still read after the child has ended."""
 
     _HEAD = Struct("=QBB")  # rows, bytes of the table's name and of the key
     _LONGEST_KEY = 80
@@ -62,15 +62,15 @@ def go_on_in_child(place: Place | None = None) -> None:
 
     Raises:
         Exit: a signal that means damage ended the child: exit code 3, and how far it came.
-        SystemExit: the child has ended, or this process is asked to stop: then the child is ended, too.
+        SystemExit: the child has ended, or a signal stops this process, which then ends the child too.
     """
-    asked = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*asked, signal.SIGINT))  # until the child is ended
+    stop_signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*stop_signals, signal.SIGINT))  # until the child is ended
     pid = _fork()
     if pid == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
-    for number in asked:
+    for number in stop_signals:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _leave)
     try:

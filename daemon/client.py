@@ -30,7 +30,7 @@ class Line:
     """A connection to the daemon, with a timeout of `patience_s` for each answer if that is given.
 
     Raises:
-        OSError: it can't be reached, is silent for too long (`TimeoutError`), or went away (`ConnectionError`).
+        OSError: it can't be reached, does not answer in time (`TimeoutError`), or disconnects (`ConnectionError`).
     """
 
     def __init__(self, path: Path, patience_s: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""One client of the socket: its messages go to their consumer, its answers come back in order."""
+"""One client of the socket: its messages go to their consumer, its answers are returned in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from handlers.utxo import Committed
 OPERATOR = frozenset(kind.__name__ for kind in OperatorMessage.__args__)
 CHAIN = frozenset({"BlockApplied", "Rollback", "GenesisOutputs"})  # who sends one of these is the feeder
 REPORTS = frozenset({"NodeState", "BlockPersisted", "TxMined", "TxWithdrawn"})  # from an operator, or from the feeder
-_OWN = frozenset({"Hello", "Subscribe"})  # answered by the connection, whatever the writer is doing
+_OWN = frozenset({"Hello", "Subscribe"})  # answered by the connection itself, without the writer
 _OWN_MAX_BYTES = 1 << 16
 _OWN_A_SECOND = 2000  # of all clients together: the writer's thread needs the interpreter more than the loop does
 _IN_A_ROW = 16  # messages of one client that are routed before others have a turn at the event loop
@@ -59,7 +59,7 @@ class Hub:
         bus.follow(self.numbers.count)
 
     def publish(self, committed: Committed) -> None:
-        """Publish what a commit made true."""
+        """Publish the result of a commit."""
         self.view = committed.view
         self.numbers.committed(committed)
         self.bus.publish(committed.carried_out)
@@ -83,7 +83,7 @@ class Hub:
         return None if self.feeder_away_s() > self.grace_s else self.network_height
 
     def greet(self, seq: int | None) -> Welcome:
-        """Return what a client needs to know now."""
+        """Return the answer to a Hello."""
         view, same, since = self.view, self.welcome, self.numbers.seconds_since_last_block()
         return Welcome(
             protocol=same.protocol,
@@ -114,7 +114,7 @@ class Connection:
         self._reader = Reader(stream, self._channel, hub.unfinished, hub.max_bytes)
         self._outbox = Outbox(hub.unread, hub.numbers, uid)
         self._quiet = anyio.Event()
-        self._left = anyio.Event()  # was the feeder, and is no more
+        self._left = anyio.Event()  # was the feeder until it disconnected
         self._pending = 0  # messages on their way through the consumer
         self._in_a_row = 0  # messages that were routed since the last turn
         self._reading = anyio.CancelScope()
@@ -143,7 +143,7 @@ class Connection:
             self._leave()
             self._hub.left(self)
 
-    async def leave_if_gone(self, most_s: float) -> None:
+    async def release_if_disconnected(self, most_s: float) -> None:
         """Wait until this client is not the feeder any more, if it has hung up: another one is waiting."""
         descriptor, poll = self._stream.extra(SocketAttribute.raw_socket).fileno(), select.poll()
         if descriptor >= 0:  # otherwise this side has closed it
@@ -158,7 +158,7 @@ class Connection:
         return {"uid": self.uid, "feeding": feeding, "pending": self._pending, "unsent_bytes": self._outbox.bytes}
 
     def stop_reading(self) -> None:
-        """Take nothing more in: the daemon is leaving."""
+        """Read nothing more: the daemon is shutting down."""
         self._reading.cancel()
 
     # --- messages in ---------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Connection:
                 case bytes() | bytearray() as raw:
                     self._hub.numbers.bytes_in += len(raw)
                     await self._route(raw)
-                case Refusal() as refusal:  # there is no message, but its answer has a place
+                case Refusal() as refusal:  # no message, but an answer in the order of messages
                     await self._channel.reserve(0)
                     self._deliver(b"", refusal)
                 case None:
@@ -193,7 +193,7 @@ class Connection:
             if self._is_turn_over():
                 await self._hub.turns.next()
             kind = wire.peek(raw, self._outbox.encoding)
-            self._hub.numbers.heard(kind)
+            self._hub.numbers.count_message(kind)
             if kind in _OWN:
                 await self._answer_myself(raw, kind)
                 self._channel.release(len(raw))
@@ -241,7 +241,7 @@ class Connection:
     async def _may_feed(self) -> bool:
         """Return whether this client is the feeder, now if it was not; one that has disconnected makes way."""
         if self._hub.feeder is not None and self._hub.feeder is not self:
-            await self._hub.feeder.leave_if_gone(_HANDOVER_S)
+            await self._hub.feeder.release_if_disconnected(_HANDOVER_S)
         if self._hub.feeder is None:
             self._hub.feeder = self
         return self._hub.feeder is self
@@ -259,7 +259,7 @@ class Connection:
                 if hello.network_tip is not None:
                     self._network_is_at(hello.network_tip.height)
                 if self._hub.feeder not in {None, self}:  # what it sent last may still change the tip
-                    await self._hub.feeder.leave_if_gone(_GREETING_S)
+                    await self._hub.feeder.release_if_disconnected(_GREETING_S)
                 self._outbox.put(self._outbox.encoded(self._hub.greet(hello.seq)))
             case Subscribe() as subscription:
                 await self._subscribe(subscription)
@@ -289,15 +289,15 @@ class Connection:
         self._outbox.answer(*answers)
 
     def hold(self) -> Gap:
-        """Keep a place among the answers for one that comes later."""
+        """Reserve a place among the answers for one that is sent later."""
         return self._outbox.hold()
 
     def make_room(self, *sizes: int) -> None:
-        """Let more in: the bytes of messages of these sizes are not needed any more."""
+        """Release the inbox space of messages of these sizes."""
         self._channel.release(*sizes)
 
     def settled(self, count: int = 1) -> None:
-        """Note that so many messages were processed."""
+        """Note that this many messages were processed."""
         self._pending -= count
         if not self._pending:
             self._quiet.set()

@@ -1,4 +1,4 @@
-"""What the process is doing at this moment, for a log line: the stacks of its tasks and threads."""
+"""What the process is doing now, for a log line: the stacks of its tasks and threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any
 
-from daemon.logs import say
+from daemon.logs import log_always
 
 _Stack = tuple[str, ...]
 
@@ -18,7 +18,7 @@ _Stack = tuple[str, ...]
 def dump(**more: object) -> None:
     """Write one line, whatever `log.level` is: all stacks, innermost call last, and the caller's values."""
     tasks, threads = _counted(map(_of_task, asyncio.all_tasks())), _counted(map(_of_thread, threading.enumerate()))
-    say("diagnostics_dumped", "info", tasks=tasks, threads=threads, **more)
+    log_always("diagnostics_dumped", "info", tasks=tasks, threads=threads, **more)
 
 
 def _counted(named: Iterable[tuple[str, _Stack]]) -> list[dict[str, object]]:

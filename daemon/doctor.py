@@ -33,7 +33,7 @@ _LONGEST_ANSWER = 1 << 20
 
 
 def examine(config: Config, path: Path, node: str | None) -> Iterator[Finding]:
-    """Yield what the checks find; `node` is the URL of a node, else the configured one is asked."""
+    """Yield what the checks find; `node` is the URL of a node; without it the configured one is used."""
     checks: list[Callable[[], Finding]] = [
         machine.python,
         machine.libraries,
@@ -133,7 +133,7 @@ def _last_block(config: Config, path: Path) -> Finding:
         return Finding("last block", "warning", "there is none yet", advice)
     try:
         found = msgspec.json.decode(answer_of_child(read), type=tuple[int, int | None] | None)
-    except StoreError:  # another check says why
+    except StoreError:  # another check reports the reason
         return Finding("last block", "warning", "not known: the store cannot be read")
     if found is None:
         return Finding("last block", "warning", "there is none yet", advice)

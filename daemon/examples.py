@@ -1,7 +1,7 @@
 """An example of each message on the socket: a sequence that a new daemon of cardano/preview accepts in full.
 
 The reference (`daemon.reference`) shows the first example of each type. Hashes and ids are repeated bytes here, so
-so that a reader can recognise each of them where it comes again.
+that a reader can recognise each of them where it comes again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from storage.recovery.tables import Storage
 log = structlog.get_logger("recovery")
 
 _AWAY_S = 5.0  # between two attempts while the disk is full, or the database is unavailable
-_WITHIN_S = 0.25  # what comes close together shares a write
+_WITHIN_S = 0.25  # statuses within this time share a write
 _ROWS = 1000
 
 

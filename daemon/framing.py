@@ -17,7 +17,7 @@ from handlers.wire import LENGTH, Encoding
 _CHUNK = 1 << 18  # bytes that are read at a time of a frame that is longer
 _SHORT = 1 << 14  # and otherwise: what thousands of clients have sent ahead waits in the kernel, not here
 _LONG = 1 << 20  # bytes of a message that is passed on as it is, because copying it takes long
-_FREE = _SHORT  # so much of a message is not counted before it is whole
+_FREE = _SHORT  # up to this size an incomplete message is not counted
 _PATIENCE_S = 30.0
 _SLOWEST = 1 << 20  # bytes a second, once patience has run out
 
@@ -54,7 +54,7 @@ class Unfinished:
         return slowest if slowest.late_s() > 0 else max(unfinished, key=self._held.__getitem__)
 
     def release(self, reader: Reader) -> None:
-        """Count what a reader holds no more."""
+        """Stop counting the bytes of a reader."""
         if self._held.pop(reader, None) is not None:
             self._freed.set()
 
@@ -115,7 +115,7 @@ class Reader:
         return self._taken(start, end, following)
 
     def late_s(self) -> float:
-        """Return how much longer than it should the message takes to come."""
+        """Return by how much the message has exceeded its time."""
         began = self._began
         return 0.0 if began is None else anyio.current_time() - began - len(self._buffer) / _SLOWEST
 
@@ -183,7 +183,7 @@ class Reader:
         return message
 
     async def _more(self, size: int, missing: int = 0) -> bool:
-        """Read on; False when the client has closed. Between messages there is no hurry.
+        """Read more; False when the client has closed. Between messages there is no time limit.
 
         `size` is what the message has at least, `missing` what of it is known to come.
         """

@@ -56,7 +56,7 @@ class Heap:
 
 
 def _held() -> int:
-    """Return how much memory of this process is no file's."""
+    """Return how much anonymous memory this process has."""
     with Path("/proc/self/statm").open() as pages:
         _, resident, shared, *_ = map(int, pages.read().split())
     return (resident - shared) * _PAGE

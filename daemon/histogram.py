@@ -1,4 +1,4 @@
-"""How values are spread: a count for each bound."""
+"""A histogram: a count for each bound."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class Histogram(Struct, array_like=True):
         self.total += value
 
     def add(self, other: Histogram) -> None:
-        """Count what another one has."""
+        """Add the counts of another histogram."""
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total

@@ -55,7 +55,7 @@ class Copy(NamedTuple):
 
 
 def copy_place(config: Config, copy_to: Path | None) -> Copy:
-    """Return where the copy is made: where the user wants it, else next to the store, else in the temporary folder."""
+    """Return where the copy is made: in the chosen folder, else next to the store, else in the temporary folder."""
     place = copy_to or config.data_dir
     try:
         if not os.access(place, os.W_OK):
@@ -71,7 +71,7 @@ def copy_place(config: Config, copy_to: Path | None) -> Copy:
 def verify(config: Config, copy: Copy, progress: Progress = silent) -> Verified:
     """Return what is wrong with the store, and which transactions are half-made: that is no damage, it heals.
 
-    Pages come first, read without LMDB: on damaged ones it may end this process.
+    Pages are checked first, without LMDB: on damaged ones it may end this process.
     """
     if pages := _pages(folder(config)):
         return Verified(pages[:MOST], [], [])
@@ -81,7 +81,7 @@ def verify(config: Config, copy: Copy, progress: Progress = silent) -> Verified:
             found = _walk(config, disk, copy.place, progress)
         except StoreFull as full:
             found, left_out = _walk(config, disk, None, progress), str(full)
-    return Verified(found.findings, _not_tried(left_out) + found.half_made, found.contradictions)
+    return Verified(found.findings, _not_tried(left_out) + found.incomplete, found.contradictions)
 
 
 def _open(config: Config, *, copies: bool = False) -> Disk:

@@ -22,7 +22,7 @@ log = structlog.get_logger("socket")
 
 _MODE = 0o660
 _PEER = struct.Struct("3i")  # pid, uid, gid
-_SPARE_DESCRIPTORS = 64  # for everything that is no client
+_SPARE_DESCRIPTORS = 64  # descriptors for everything but clients
 _LEAST_CLIENTS = 16
 _MOST_CLIENTS = 4096
 _FOR_ADMINS = 8  # connections that are reserved for operators
@@ -37,7 +37,7 @@ class SocketFile:
         self._path = path
         self._file = _file(path)
 
-    async def gone(self) -> None:
+    async def removed(self) -> None:
         """Wait until the file was removed or replaced, so that clients can no longer connect."""
         if self._path is None:
             await anyio.sleep_forever()
@@ -94,7 +94,7 @@ async def keep_listening(
     while True:
         async with listening.listener, anyio.create_task_group() as both:
             both.start_soon(connections.admit, listening.listener)
-            await listening.file.gone()
+            await listening.file.removed()
             both.cancel_scope.cancel()
         listening = await _reopened(path, environ)
         log.warning("socket_reopened", socket=str(path), reason="its file was removed or replaced")
@@ -113,7 +113,7 @@ async def _reopened(path: Path, environ: Mapping[str, str]) -> ListeningSocket:
 
 
 class Connections:
-    """The clients that are inside, and how many may be."""
+    """The connected clients, and their limits."""
 
     def __init__(self, hub: Hub, tasks: TaskGroup, most: int) -> None:
         self.open: set[Connection] = set()
@@ -126,7 +126,7 @@ class Connections:
         while True:
             try:
                 stream = await listener.accept()
-            except anyio.BrokenResourceError as error:  # out of descriptors: those inside are served, others wait
+            except anyio.BrokenResourceError as error:  # out of descriptors: connected clients are served, others wait
                 if rejected := self._count_rejected():
                     log.error("accept_failed", error=str(error.__cause__), rejected=rejected)
                 await anyio.sleep(0.5)

@@ -50,7 +50,7 @@ def is_json() -> bool:
     return _json
 
 
-def say(event: str, level: str, /, **fields: object) -> None:
+def log_always(event: str, level: str, /, **fields: object) -> None:
     """Write a line whatever `log.level` is: it was requested, or it reports lines that are missing."""
     _Lines().msg(_rendered(event, level, fields))
 

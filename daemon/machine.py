@@ -46,7 +46,7 @@ def python() -> Finding:
 
 
 def libraries() -> Finding:
-    """The packages that cannot be missed, and SQLite with the functions that recovery uses."""
+    """The required packages, and SQLite with the functions that recovery uses."""
     missing, versions = list[str](), list[str]()
     for name in ("anyio", "click", "lmdb", "msgspec", "numpy", "uvloop", "starlette", "uvicorn"):
         try:

@@ -55,7 +55,7 @@ def _commands(group: click.Group, context: click.Context) -> Iterator[str]:
         inner = click.Context(command, info_name=name, parent=context)
         usage = " ".join(command.collect_usage_pieces(inner))
         yield from (f".SS {_text(inner.command_path)} {_text(usage)}", *_help(command), *_options(command, inner))
-        if isinstance(command, BenchGroup):  # what their options are is known only where their packages are
+        if isinstance(command, BenchGroup):  # their options are known only where their packages are installed
             yield from (".PP", _text(f"Measurements: {', '.join(command.list_commands(inner))}."))
         elif isinstance(command, click.Group):
             yield from _commands(command, inner)

@@ -38,7 +38,7 @@ from storage.files import FILE_MODE, make_folder
 log = structlog.get_logger("metrics")
 
 SHOWN_EVERY_S = 1.0
-CODES = (  # an increase from nothing is seen only by who has seen the nothing
+CODES = (  # Prometheus sees an increase from 0 only if it has scraped the 0
     "beyond_rollback_floor",
     "feeder_busy",
     "fork",
@@ -108,7 +108,7 @@ class Numbers(Struct):
     evictions: EvictionNumbers = field(default_factory=EvictionNumbers)
     recovery: RecoveryNumbers | None = None
 
-    def heard(self, kind: str) -> None:
+    def count_message(self, kind: str) -> None:
         """Count a message; what is no message of the protocol must not grow the table."""
         if kind in self.messages:
             self.messages[kind] += 1
@@ -120,7 +120,7 @@ class Numbers(Struct):
         self.errors[code] = self.errors.get(code, 0) + 1
 
     def committed(self, done: Committed) -> None:
-        """Count what a turn at the store did."""
+        """Count what one call of the writer did."""
         for work, seconds in done.timings:
             self.timings[work].observe(seconds)
         self.records_repaired += done.repaired
@@ -292,7 +292,7 @@ def keep_updated(metrics_file: MetricsFile, numbers: Callable[[], bytes]) -> Ite
         while True:
             try:
                 raw = numbers()
-            except Exception:  # the next numbers may be ones that can be shown
+            except Exception:  # later numbers may be representable
                 if not failing:
                     log.exception("metrics_not_shown")
                 failing = True
@@ -335,8 +335,8 @@ def _sweep(where: Path) -> None:
     """Remove the workers' files whose parent has ended, or had our process id before us."""
     for path in where.glob("http-*"):
         parent = path.name.split("-")[1]
-        gone = parent == str(os.getpid()) or not Path("/proc", parent).exists()
-        if gone and not _read(path, Served)[1]:
+        ended = parent == str(os.getpid()) or not Path("/proc", parent).exists()
+        if ended and not _read(path, Served)[1]:
             with suppress(OSError):
                 path.unlink()
 

@@ -21,7 +21,7 @@ class Notifier:
         usec = environ.get("WATCHDOG_USEC", "")
         self.watchdog_s = int(usec) / 1_000_000 if usec.isdigit() else None
 
-    def say(self, *lines: str) -> bool:
+    def send(self, *lines: str) -> bool:
         """Send one message without waiting; return False when it has to be sent again, because the queue is full.
 
         A service manager that has ended is no failure of the daemon, and one that reads nothing must not block it.
@@ -41,7 +41,7 @@ class Notifier:
     async def deliver(self, *lines: str) -> None:
         """Send one message that must not be lost: it waits until there is space in the queue."""
         while True:
-            if self.say(*lines):
+            if self.send(*lines):
                 return
             await anyio.sleep(_QUEUE_FULL_S)
 

@@ -34,7 +34,7 @@ from storage.disk import Disk, Txn
 from storage.errors import StoreError
 from storage.history.reindex import reindex as reindex_store
 from storage.home import settle
-from storage.windows import Gone
+from storage.windows import Removed
 
 log = structlog.get_logger("store")
 _T = TypeVar("_T")
@@ -62,7 +62,7 @@ def _open_disk(config: Config) -> Disk:
 
 
 def prune(config: Config) -> str:
-    """Prune everything that is due, in transactions and in the chain's tables; return what went.
+    """Prune everything that is due, in transactions and in the chain's tables; return a report.
 
     Raises:
         StoreError: there is no store, or a daemon has it, or a transaction whose parents have to be preserved can't be
@@ -74,7 +74,7 @@ def prune(config: Config) -> str:
             kept = store.kept_indexes(txn)
         store.open(chain_name(config), kept, store.kind)
         chain = Chain(store, windows(config), config.utxo.prune_batch_size * _STEPS, changes=changes)
-        total, counts = Gone(), dict[str, int]()
+        total, counts = Removed(), dict[str, int]()
         if chain.height:
             records = transactions(store, config) if config.transactions.enabled else None
             pruner = open_pruner(config, disk, records, changes)
@@ -102,23 +102,23 @@ def _cycle(pruner: Pruner, request: Request, persisted: int | None, changes: Cha
     return cycle.job.counts
 
 
-def _prune_tables(chain: Chain) -> Gone:
+def _prune_tables(chain: Chain) -> Removed:
     """Delete all that is due in the chain's tables, in long steps: undo logs first, then values are thinned out."""
     chain.may_prune = True
     chain.store.prepare()
-    sweeps, total = chain.history.sweeps(_STEPS), Gone()
+    sweeps, total = chain.history.sweeps(_STEPS), Removed()
     while sweeps > 0 or chain.history.merging or chain.due_for_pruning():
         if chain.due_for_pruning():
-            gone = chain.prune()
+            removed = chain.prune()
         else:
-            gone, sweeps = chain.maintain(_STEPS), sweeps - 1
-        total = total.plus(gone)
-        log.info("pruned", **gone._asdict())
+            removed, sweeps = chain.maintain(_STEPS), sweeps - 1
+        total = total.plus(removed)
+        log.info("pruned", **removed._asdict())
         chain.changes.take()  # there are no listeners
     return total
 
 
-def _pruned(total: Gone, counts: dict[str, int]) -> str:
+def _pruned(total: Removed, counts: dict[str, int]) -> str:
     outputs, removed, records, nodes = total
     deleted = counts.get("transactions_deleted", 0)
     also = f", {deleted} records of transactions" if deleted else ""
@@ -165,7 +165,7 @@ def agree_all(tx_blocks: TxBlocks) -> int:
         StoreError: there is no end to it.
     """
     total = 0
-    for _ in range(_PASSES):  # what one record gives up, another may have passed by
+    for _ in range(_PASSES):  # a change of one record may affect another that was read already
         repaired = _pass(tx_blocks)
         if not repaired:
             return total
@@ -174,7 +174,7 @@ def agree_all(tx_blocks: TxBlocks) -> int:
 
 
 def _pass(tx_blocks: TxBlocks) -> int:
-    """Go through all records, so many in each commit; return how many did not agree with the chain."""
+    """Go through all records in commits of bounded size; return how many did not agree with the chain."""
     seen, repaired, after = 0, 0, b""
 
     def step(txn: Txn) -> list[bytes]:

@@ -106,13 +106,13 @@ class Outbox:
         return wire.encode(message, self.encoding)
 
     def hold(self) -> Gap:
-        """Keep a place for an answer that comes later."""
+        """Reserve the place of an answer that is sent later."""
         gap = Gap(self)
         self._held.append(gap)
         return gap
 
     def release(self) -> None:
-        """Send the answers that wait for nothing any more."""
+        """Send the answers that no longer wait for others."""
         while self._held and not self.closed:
             first = self._held[0]
             if isinstance(first, Gap):
@@ -236,7 +236,7 @@ class Outbox:
 
 
 class Gap:
-    """The place of an answer that comes later."""
+    """The place of an answer that is sent later."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.messages: list[bytes] | None = None
@@ -244,6 +244,6 @@ class Gap:
         self._outbox = outbox
 
     def fill(self, answers: Sequence[Answer]) -> None:
-        """Give the answers that belong here, and let out what waited for them."""
+        """Send the answers that belong here, and those that waited behind them."""
         self.messages, self.last = self._outbox.written(answers)
         self._outbox.release()

@@ -50,7 +50,7 @@ def output_speaks(code: int) -> Iterator[None]:
     before = sys.stdout
     if (
         isinstance(before, io.TextIOWrapper) and before is sys.__stdout__
-    ):  # otherwise its descriptor is closed, or is not ours
+    ):  # otherwise its descriptor is closed, or belongs to the caller
         raw = io.BufferedWriter(Output(_STDOUT, "wb", closefd=False))
         terminal = before.isatty()
         sys.stdout = io.TextIOWrapper(raw, before.encoding, before.errors, line_buffering=terminal)

@@ -40,9 +40,9 @@ def terms(config: Config) -> Terms:
 
 def open_pruner(config: Config, disk: Disk, transactions: Transactions | None, changes: ChangeLog) -> Pruner:
     """Return the pruner of a store."""
-    asked = terms(config)
-    deletion = Deletion(transactions, asked) if transactions else None
-    return Pruner(Tables(asked, JobStore(disk), deletion, changes))
+    pruner_terms = terms(config)
+    deletion = Deletion(transactions, pruner_terms) if transactions else None
+    return Pruner(Tables(pruner_terms, JobStore(disk), deletion, changes))
 
 
 async def prune_along(config: Config, turns: Turns, hub: Hub, limiter: CapacityLimiter) -> None:
@@ -58,7 +58,7 @@ async def prune_along(config: Config, turns: Turns, hub: Hub, limiter: CapacityL
 async def evict_along(config: Config, turns: Turns, tx_blocks: TxBlocks, hub: Hub, writer: CapacityLimiter) -> None:
     """Evict submissions that are too old, and delete the blobs of evicted ones, until cancelled.
 
-    While the node or the daemon is behind the network nothing is too old: the blocks that contain it may yet come.
+    While the node or the daemon is behind the network nothing is too old: blocks that contain it may still arrive.
     """
 
     def may_evict() -> bool:

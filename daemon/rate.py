@@ -8,7 +8,7 @@ _BURST_S = 0.1
 
 
 class Rate:
-    """Gives turns at a bounded rate, first come first served; what was not used for a while may come at once."""
+    """Gives turns at a bounded rate, first come first served; turns that were not used for a while may come at once."""
 
     def __init__(self, a_second: float) -> None:
         self._apart_s = 1 / a_second

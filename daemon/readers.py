@@ -42,7 +42,7 @@ class ReaderNumbers(Struct, frozen=True):
 
 
 class ReaderWatch:
-    """What was seen of the readers of one disk so far. Everything here is for the writer's thread."""
+    """The readers of one disk, as they were seen so far. Everything here runs on the writer's thread."""
 
     def __init__(self, disk: Disk, max_age_s: float) -> None:
         self._disk, self._max_age_s = disk, max_age_s

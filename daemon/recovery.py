@@ -44,7 +44,7 @@ _LEAVE_S = 2.0  # for the last statuses to be written to the database at shutdow
 _AWAY_S = 5.0  # between two attempts to reach the database
 _LOOKS_A_SECOND = 400  # checks of transactions that only wait: with more of them, each is checked less often
 _LONGEST_PATIENCE_S = 600.0
-_FAR_BEHIND = 1  # blocks: if less far behind, a transaction that is unknown here says something
+_FAR_BEHIND = 1  # blocks: if farther behind, it proves nothing that a transaction is unknown here
 _LONGEST_ANSWER = 64 << 20  # bytes of a node's
 _RPC_PORT = 8332
 
@@ -60,16 +60,16 @@ def open_storage(config: Config, *, readonly: bool = False, reporter: str | None
     Raises:
         PackageMissing: the driver of PostgreSQL is not installed.
     """
-    wish = config.recovery
-    if wish.store == "postgresql":
+    settings = config.recovery
+    if settings.store == "postgresql":
         try:
             from storage.recovery.postgres import PostgresStorage  # its driver takes a tenth of the time to start
         except ModuleNotFoundError as error:
             raise PackageMissing('recovery.store = "postgresql"', "asyncpg", "postgres") from error
 
-        assert wish.dsn is not None  # checked with the configuration
-        lease_s, lock = wish.lease_duration, wish.advisory_lock_id
-        return PostgresStorage(wish.dsn, lease_s=lease_s, lock=lock, readonly=readonly, reporter=reporter)
+        assert settings.dsn is not None  # checked with the configuration
+        lease_s, lock = settings.lease_duration, settings.advisory_lock_id
+        return PostgresStorage(settings.dsn, lease_s=lease_s, lock=lock, readonly=readonly, reporter=reporter)
     from storage.recovery.sqlite import SqliteStorage  # while it is imported, no client could connect
 
     return SqliteStorage(config.data_dir / "recovery.db", readonly=readonly, reporter=reporter)
@@ -96,15 +96,15 @@ class ChainFinality:
     name = "chain"
 
     def __init__(self, records: Records, turn: Turn, caught_up: Callable[[], bool]) -> None:
-        """Take the stores, the way to the writer's thread, and whether the chain is at the network's tip."""
+        """Take the stores, the function that runs work on the writer's thread, and whether the chain is at the tip."""
         self._records, self._turn, self._caught_up = records, turn, caught_up
-        self._asked: list[_Question] = []
+        self._questions: list[_Question] = []
         self._lock = Lock()
 
     async def state_of(self, txid: bytes) -> State:
         """See `Finality`. That the daemon holds a transaction proves nothing: only a block shows that it was mined."""
         question = _Question(txid)
-        self._asked.append(question)
+        self._questions.append(question)
         async with self._lock:
             if question.answer is None:
                 await self._answer()
@@ -119,15 +119,15 @@ class ChainFinality:
 
     async def _answer(self) -> None:
         """Answer the queries that have arrived; if this is cancelled, the next call does."""
-        asked = list(self._asked)
+        questions = list(self._questions)
         answers: Sequence[State | StoreError]
         try:
-            answers = await self._turn(partial(self._records.states, [question.txid for question in asked]))
+            answers = await self._turn(partial(self._records.states, [question.txid for question in questions]))
         except StoreError as error:
-            answers = [error] * len(asked)
-        for question, answer in zip(asked, answers, strict=True):
+            answers = [error] * len(questions)
+        for question, answer in zip(questions, answers, strict=True):
             question.answer = answer
-        del self._asked[: len(asked)]
+        del self._questions[: len(questions)]
 
     async def caught_up(self) -> bool:
         """See `Finality`."""
@@ -137,10 +137,10 @@ class ChainFinality:
 async def recover_along(
     config: Config, turns: Turns, hub: Hub, writer: CapacityLimiter, own: Sequence[Handler] = ()
 ) -> None:
-    """Run the recovery service, until cancelled; `own` handlers are asked before the daemon's."""
+    """Run the recovery service, until cancelled; `own` handlers are called before the daemon's."""
     tx_blocks = turns.chain.tx_blocks
     assert tx_blocks is not None
-    wish, records, changes = config.recovery, Records(tx_blocks.transactions), turns.chain.changes
+    settings, records, changes = config.recovery, Records(tx_blocks.transactions), turns.chain.changes
     store = store_id(config)
 
     async def turn(work: Callable[[], T]) -> T:
@@ -158,16 +158,16 @@ async def recover_along(
     storage, numbers = open_storage(config, reporter=_name_of_log(config)), Numbers()
     moved = hub.bus.wakeup(TxStatusChanged, BlockCommitted, RolledBack)
     reporter = FinalStatusReporter(storage, changes, hub.bus.publish, writer, tip)
-    alone = wish.store == "sqlite" and wish.node_url is None  # no other instance can have confirmed a row
+    alone = settings.store == "sqlite" and settings.node_url is None  # no other instance can have confirmed a row
     sources = [Breaker(ChainFinality(records, turn, caught_up)), *_node(config)]
-    handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
+    handler = FinalityHandler(sources, settings.confirmations, patience=lambda: _patience(manager))
     follower = Follower(
         storage,
         changes,
         store,
         turn,
-        Survey(storage, records, store, turn, wish),
-        wish,
+        Survey(storage, records, store, turn, settings),
+        settings,
         heard=moved.wait,
         decides=lambda: alone or caught_up(0),
         tip=tip,
@@ -177,7 +177,7 @@ async def recover_along(
     def write(step: Callable[[TxView], T]) -> Awaitable[T]:
         return turn(partial(turns.chain.write_alone, step))
 
-    healing = Healing(records, turn, write, changes.tell, hub.bus.publish, tip)
+    healing = Healing(records, turn, write, changes.record, hub.bus.publish, tip)
     withdrawing = partial(withdraw_discarded, storage, store, write, tx_blocks.evictor.withdraw, hub.bus.publish)
 
     async def circuits() -> None:
@@ -186,7 +186,7 @@ async def recover_along(
     manager = Manager(
         storage,
         InTurn([*own, handler]) if own else handler,
-        wish,
+        settings,
         available=lambda: bool(own) or handler.available(),
         changed=reporter.notify,
         chores=[circuits, healing, withdrawing],
@@ -199,7 +199,7 @@ async def recover_along(
             await _opened(storage)
             async with anyio.create_task_group() as group:
                 group.start_soon(follower.follow)
-                group.start_soon(reporter.run, wish.scan_interval)
+                group.start_soon(reporter.run, settings.scan_interval)
                 await manager.run(attempts)
         finally:
             with CancelScope(shield=True):
@@ -217,24 +217,24 @@ def _patience(manager: Manager) -> float:
 
 def _node(config: Config) -> list[Breaker]:
     """Return the client of the upstream node, if one is configured."""
-    wish = config.recovery
-    if wish.node_url is None:
+    settings = config.recovery
+    if settings.node_url is None:
         return []
-    address, in_url = read_url(wish.node_url, _RPC_PORT)
-    node = Node(address, Login(in_url, wish.node_cookie), longest=_LONGEST_ANSWER)
+    address, in_url = read_url(settings.node_url, _RPC_PORT)
+    node = Node(address, Login(in_url, settings.node_cookie), longest=_LONGEST_ANSWER)
     return [Breaker(NodeFinality(node, refused=RpcError, away=(NodeAway, NodeError)))]
 
 
 async def _opened(storage: Storage) -> None:
     """Wait for the database; the chain does not."""
-    told = False
+    logged = False
     while True:
         try:
             await storage.open()
         except StoreAway as error:
-            if not told:
+            if not logged:
                 log.error("recovery_store_away", error=str(error))
-            told = True
+            logged = True
             await anyio.sleep(_AWAY_S)
         else:
             return

@@ -23,7 +23,7 @@ RELOADED = ("log.format", "log.level", "socket.admin_uids", "batch.max_delay_ms"
 
 
 class Difference(NamedTuple):
-    """How a configuration becomes another one: `config` has the new values of what can change, by dotted name."""
+    """The difference between two configurations: `config` has the new values that can change, by dotted name."""
 
     config: Config
     changed: list[str]

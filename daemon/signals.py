@@ -29,7 +29,7 @@ def receiver() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
 async def heed(
     signals: AsyncIterator[signal.Signals], dump: Callable[[], None], reload: Callable[[], object] | None = None
 ) -> signal.Signals:
-    """React to signals until one asks the process to stop; return that one. The callbacks must not wait."""
+    """React to signals until one stops the process; return that one. The callbacks must not wait."""
     while (number := signal.Signals(await anext(signals))) not in _LEAVE:
         if number == signal.SIGHUP and reload is not None:
             reload()

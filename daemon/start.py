@@ -23,7 +23,7 @@ log = structlog.get_logger("daemon")
 
 
 def announce(config: Config, config_file: Path | None, workers: int) -> None:
-    """Log the first line of a service: which configuration it has found, and what it is going to use.
+    """Log the first line of a service: which configuration it has found, and what it will use.
 
     `config_file` is the one named on the command line, `workers` the number of processes that are to answer HTTP.
     """

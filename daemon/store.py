@@ -1,4 +1,4 @@
-"""Opening the store as the configuration says."""
+"""Opening the store with the configured settings."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def open_query(config: Config) -> Iterator[Query]:
 
 
 def open_store(disk: Disk, config: Config) -> HistoryStore:
-    """Return the store on a disk, for who does not apply blocks to it.
+    """Return the store on a disk, for callers that do not apply blocks to it.
 
     Raises:
         WrongFormat: it keeps another chain, or was never run.
@@ -137,7 +137,7 @@ def open_chain(disk: Disk, config: Config) -> Chain:
 
 
 def leaf_writer(config: Config) -> LeafWriter:
-    """Return what an output's leaf is in a store of this chain with an MMR."""
+    """Return the rule for the leaves of outputs in an MMR store of this chain."""
     return LeafWriter(OutputRenderer(codec(config.chain.family, config.chain.network), config.chain.family))
 
 
@@ -148,7 +148,7 @@ def open_changes(disk: Disk, config: Config) -> ChangeLog:
 
 
 def open_tx_blocks(store: HistoryStore, config: Config, changes: ChangeLog | None = None) -> TxBlocks | None:
-    """Open the transaction store next to the UTXO store, if the configuration wants it."""
+    """Open the transaction store next to the UTXO store, if it is configured."""
     pool = Pool(store.disk)
     if not config.transactions.enabled:
         if pool.give_up():
@@ -171,25 +171,25 @@ def transactions(store: HistoryStore, config: Config) -> Transactions:
 
 
 def reading(store: HistoryStore, config: Config) -> Transactions:
-    """Return the same for who only reads: the blobs are opened by the first question to them."""
+    """Return the same for readers: the blobs are opened when they are first needed."""
     where = partial(open_blobs, config.transactions.blob_store, config.data_dir, make=False)
     return _transactions(store, config, cast("Blobs", Late(where)))
 
 
 def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transactions:
-    wish = config.transactions
+    settings = config.transactions
     rules = Rules(
-        batch_size=wish.batch_size,
-        retention=wish.block_height_retention,
-        maturity=wish.coinbase_maturity,
-        reassign_delay=wish.reassign_delay,
-        max_inline_bytes=wish.max_inline_bytes,
-        externalize_all=wish.externalize_all,
-        max_pending_bytes=wish.max_pending_bytes,
-        max_pending_count=wish.max_pending_count,
-        max_pending_age_s=wish.max_pending_age,
+        batch_size=settings.batch_size,
+        retention=settings.block_height_retention,
+        maturity=settings.coinbase_maturity,
+        reassign_delay=settings.reassign_delay,
+        max_inline_bytes=settings.max_inline_bytes,
+        externalize_all=settings.externalize_all,
+        max_pending_bytes=settings.max_pending_bytes,
+        max_pending_count=settings.max_pending_count,
+        max_pending_age_s=settings.max_pending_age,
     )
-    return Transactions(Pool(store.disk), MinedStore(store, wish.coinbase_maturity), blobs, rules)
+    return Transactions(Pool(store.disk), MinedStore(store, settings.coinbase_maturity), blobs, rules)
 
 
 def chain_name(config: Config) -> str:

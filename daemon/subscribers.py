@@ -1,7 +1,7 @@
 """The clients that subscribed to facts, in the order of the change log.
 
-What a commit made true is encoded once, for any number of subscribers. One that asks for earlier facts is sent those
-of the log first, some at a time, and then joins the others: no fact is missing in between, and none comes twice.
+The facts of a commit are encoded once, for any number of subscribers. A client that requests earlier facts is sent
+those of the log first, some at a time, and then joins the others: no fact is missing in between, and none comes twice.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Turns:
-    """Lets one of those who wait continue in each iteration of the event loop, in the order in which they came."""
+    """Lets one of the waiting tasks continue in each iteration of the event loop, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()

@@ -19,7 +19,7 @@ log = structlog.get_logger("process")
 
 PAUSES_S = (0.5, 1, 2, 5, 15)
 _STEADY_S = 60.0  # a process that ran for so long is restarted at once
-STOP_S = 10.0  # for a process that was asked to stop; it gives its clients 5 s
+STOP_S = 10.0  # for a process to stop; it gives its clients 5 s
 _CRASHES = 3  # by a signal that a damaged store explains, until that is logged
 _ADVICE = "stop the daemon and run `utxod verify`"
 
@@ -39,7 +39,7 @@ async def run(command: Sequence[str], config: Config, descriptors: Sequence[int]
         return str(error)
     try:
         assert process.stdin is not None
-        with suppress(anyio.BrokenResourceError):  # it has ended: its exit code says more
+        with suppress(anyio.BrokenResourceError):  # it has ended: its exit code is the better reason
             await process.stdin.send(pickle.dumps(config))
         await process.stdin.aclose()
         return await process.wait()

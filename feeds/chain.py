@@ -1,4 +1,4 @@
-"""From a readable chain to the messages that bring the daemon onto it."""
+"""The messages that bring the daemon onto a chain that can be read."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def feed() -> None:
 def from_file(socket: Path, /, source: str, chain: str | None, **shared: Any) -> None:
     """Send the events of SOURCE: JSON Lines or frames, `-` for standard input.
 
-    Asks for the daemon's tip first and skips what it has. Reconnects, and resumes by itself.
+    Requests the daemon's tip first and skips what it has. Reconnects and resumes by itself.
     """
     file = MessageFile(None if source == "-" else Path(source))
     job = Job(socket, **shared)

@@ -1,4 +1,4 @@
-"""What ends a feed: one clear line. The daemon's state is what it last acknowledged."""
+"""Errors that end a feed, in one line. The daemon's state is what it last acknowledged."""
 
 
 class FeedError(Exception):

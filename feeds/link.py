@@ -38,7 +38,7 @@ from handlers.events import (
 from handlers.wire import LENGTH, encode
 
 _ANSWERS: msgspec.msgpack.Decoder[Ack | Error | Welcome] = msgspec.msgpack.Decoder(Ack | Error | Welcome)
-_GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
+_DISCONNECTED = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
 _WRITE_BYTES = 64 << 10  # together, where the source has them at once
 _PATIENCE_S = (0.2, 0.5, 1, 2, 5, 10, 15, 30)
 _FAMILIES = frozenset({"cardano", "bitcoin"})  # any other takes addresses as plain bytes, of whatever chain
@@ -49,7 +49,7 @@ class _Away(Exception):
 
 
 class Sent(Struct, frozen=True):
-    """A message on its way, with the hash that the tip has after it, where that is known.
+    """A message in flight, with the hash that the tip has after it, where that is known.
 
     `refused` receives an id when the daemon refuses the message: the rest is valid without it.
     """
@@ -66,8 +66,8 @@ class Link:
 
     `chain` is the one that is fed: a daemon of another is refused before anything is sent to it. `notice` receives one
     line for each message to the operator; `acknowledged` receives every answer. With `refused` a transaction that the
-    daemon refuses is reported there by its id, whatever the reason, and the feed continues; with `kept` one that it it
-    does not withdraw.
+    daemon refuses is reported there by its id, whatever the reason, and the feed continues; with `kept` one that the
+    daemon does not withdraw.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class Link:
         self._window: deque[Sent] = deque()
         self._bytes = 0
         self._seq = 0
-        self._unsent = 0  # how many at the window's end were never sent on this connection
-        self._fresh_bytes = 0  # of those that came since the writer had its turn
+        self._unsent = 0  # messages at the window's end that were not sent on this connection yet
+        self._fresh_bytes = 0  # of messages since the writer task last ran
         self._moved = anyio.Event()
         self._finished = False
         self._renewing = False
 
     async def arrive(self) -> Welcome:
-        """Ask where the daemon is, on a connection of its own; wait for one that is away.
+        """Return the daemon's Welcome, over a connection of its own; wait while the daemon is away.
 
         Raises:
             FeedError: it stayed away for too long, or keeps another chain.
@@ -111,7 +111,7 @@ class Link:
             try:
                 async with await self._connect() as stream:
                     return await self._greet(stream, BufferedByteReceiveStream(stream))
-            except (_Away, *_GONE) as error:
+            except (_Away, *_DISCONNECTED) as error:
                 await self._pause(str(error) or "the daemon closed the connection", began, tries)
                 tries += 1
 
@@ -133,7 +133,7 @@ class Link:
                             self._renew(message)
                         else:
                             await self._push(message)
-                except FeedError as error:  # what the source gave before is carried out all the same
+                except FeedError as error:  # the messages before the error are still delivered
                     failure = error
                 self._finished = True
                 self._wake()
@@ -154,7 +154,7 @@ class Link:
         self._fresh_bytes += len(raw)
         self._unsent += 1
         self._wake()
-        if self._fresh_bytes >= _WRITE_BYTES:  # a source that never waits must not keep the socket waiting
+        if self._fresh_bytes >= _WRITE_BYTES:  # a source that never waits must not block the writer task
             self._fresh_bytes = 0
             await checkpoint()
 
@@ -222,7 +222,7 @@ class Link:
                     both.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise _verdict(group) from group
-        except _GONE as error:
+        except _DISCONNECTED as error:
             raise _Away("the daemon closed the connection") from error
 
     async def _connect(self) -> ByteStream:
@@ -319,12 +319,12 @@ def _leads_to(message: Inbound) -> tuple[bytes | None, int | None]:
 
 
 def _verdict(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error that several tasks' errors amount to: the gravest."""
+    """Return the most severe of several tasks' errors."""
     leaves = list(_leaves(group))
     for kind in (FeedError, _Away):
         if found := [leaf for leaf in leaves if isinstance(leaf, kind)]:
             return found[0]
-    if all(isinstance(leaf, _GONE) for leaf in leaves):
+    if all(isinstance(leaf, _DISCONNECTED) for leaf in leaves):
         return _Away("the daemon closed the connection")
     return leaves[0] if len(leaves) == 1 else group
 

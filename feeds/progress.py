@@ -1,4 +1,4 @@
-"""How a feed shows where it is: a bar with rate, height and time left on a terminal, a line now and then elsewhere."""
+"""The progress of a feed: a bar with rate, height and time left on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FeedProgress:
         self.counts: dict[str, int] = {}
         self.transactions = 0  # where they are counted
         self.height: int | None = None
-        self._start: tuple[float, float] | None = None  # when and where the first message came through
+        self._start: tuple[float, float] | None = None  # when and where the first message was acknowledged
         self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(
@@ -57,11 +57,11 @@ class FeedProgress:
         if self._bar is not None:
             self._bar.stop()
         if error is None or self.counts:
-            self._say(self.summary())
+            self._print(self.summary())
 
     def show(self, line: str) -> None:
         """Print one line for the operator."""
-        self._say(line)
+        self._print(line)
 
     def count(self, status: str, height: int | None) -> None:
         """Count an acknowledged message."""
@@ -76,7 +76,7 @@ class FeedProgress:
             )
         elif monotonic() - self._shown_at > _LINE_EVERY_S:
             self._shown_at = monotonic()
-            self._say(self.summary() + self._left())
+            self._print(self.summary() + self._left())
 
     def _left(self) -> str:
         """Return how long the rest will take at the rate so far, where an end is known."""
@@ -87,7 +87,7 @@ class FeedProgress:
         seconds = max(total - place, 0) * (monotonic() - began) / (place - at)
         return f", {timedelta(seconds=round(seconds))} left"
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def summary(self) -> str:

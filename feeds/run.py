@@ -1,4 +1,4 @@
-"""What every feed does alike: send to the daemon, count, or write to a file; a bar, and one clear line at the end."""
+"""What all feeds share: sending to the daemon, counting, or writing to a file; a bar, and one line at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from handlers.events import BlockApplied, ChainName, Error, Hello, Inbound, Welc
 
 Messages = Callable[[Welcome], AsyncIterable[Inbound]]
 _MAINNET = "mainnet"
-_LOOK_UP_EVERY = 256  # messages, where nothing else limits the feed
+_YIELD_EVERY = 256  # messages, where nothing else limits the feed
 NOWHERE = Welcome(
     protocol=1,
     version="",
@@ -39,7 +39,7 @@ NOWHERE = Welcome(
 
 
 class Job(Struct, frozen=True):
-    """How a feed runs; the options that all feeds share."""
+    """The options that all feeds share."""
 
     socket: Path
     network_tip: int | None
@@ -109,13 +109,13 @@ def network_of(job: Job, family: str, chosen: str | None, known: Collection[str]
     """Return the network of a feed: the chosen one, else the daemon's; `mainnet` without a daemon of its family.
 
     Raises:
-        FeedError: the daemon stayed away for too long, or its network is none of those that the feed knows.
+        FeedError: the daemon stayed away for too long, or the feed does not know its network.
     """
     if chosen is not None:
         return chosen
     if job.dry_run or job.output is not None:
         return _MAINNET
-    welcome = anyio.run(_ask, job)
+    welcome = anyio.run(_greet, job)
     if welcome is None:  # stopped by a signal while it waited
         raise click.exceptions.Exit(0)
     kept = welcome.chain
@@ -126,7 +126,7 @@ def network_of(job: Job, family: str, chosen: str | None, known: Collection[str]
     return kept.network
 
 
-async def _ask(job: Job) -> Welcome | None:
+async def _greet(job: Job) -> Welcome | None:
     """Return the daemon's Welcome; None when stopped by a signal before it has answered."""
 
     def show(line: str) -> None:
@@ -160,7 +160,7 @@ async def _until_stopped(
 ) -> None:
     """Feed, and end in order on a signal: files are closed, and the next feed continues from the daemon's tip."""
     with anyio.CancelScope() as leaving:
-        if threading.current_thread() is threading.main_thread():  # no other may ask for signals
+        if threading.current_thread() is threading.main_thread():  # nothing else handles signals
             _heed(leaving, lambda: progress.show(progress.summary()))
         await _feed(job, messages, progress, refused, kept, chain)
 
@@ -236,5 +236,5 @@ async def _count(message: Inbound, progress: FeedProgress, status: str) -> None:
     progress.count(status, message.height if isinstance(message, BlockApplied) else None)
     if isinstance(message, BlockApplied):
         progress.transactions += len(message.txs)
-    if progress.counts[status] % _LOOK_UP_EVERY == 0:
+    if progress.counts[status] % _YIELD_EVERY == 0:
         await checkpoint()

@@ -102,7 +102,7 @@ def _argument(buf: bytes, at: int) -> tuple[int, int]:
     if info > 27:
         raise CborError(f"0x{buf[at]:02x} has no definite length", at)
     end = at + 1 + (1 << (info - 24))
-    buf[end - 1]  # a number cut short is not a smaller one
+    buf[end - 1]  # a truncated number is not a smaller one
     return int.from_bytes(buf[at + 1 : end], "big"), end
 
 

@@ -1,4 +1,4 @@
-"""What a question is answered with: the shapes of the HTTP contract, field by field."""
+"""The answers to queries: the shapes of the HTTP contract, field by field."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Audited(Struct, frozen=True):
     """What is wrong, which transactions are half-made, and what contradicts the chain: at most a hundred of each."""
 
     findings: list[str]
-    half_made: list[str]
+    incomplete: list[str]
     contradictions: list[str] = []
 
 
@@ -42,7 +42,7 @@ def audit(transactions: Transactions) -> Audited:
     walk = _Audit(transactions)
     with transactions.pool.disk.read() as txn:
         findings = list(islice(walk.findings(txn), _MOST))
-    return Audited(findings, walk.half_made, walk.contradictions)
+    return Audited(findings, walk.incomplete, walk.contradictions)
 
 
 class _Seen:
@@ -74,7 +74,7 @@ class _Audit:
         self.transactions, self.chain, self.pool = transactions, transactions.chain, transactions.pool
         self.retention = transactions.rules.retention
         self.jobs = JobStore(self.pool.disk)
-        self.half_made: list[str] = []
+        self.incomplete: list[str] = []
         self.contradictions: list[str] = []
         self.reassigned = ReassignedAudit(self.pool, self.chain, self._contradict)
         self._height = self._submissions = self._weight = 0
@@ -114,8 +114,8 @@ class _Audit:
             self._half(f"{seen.name} was begun: it has a lock and nothing else")
 
     def _half(self, note: str) -> None:
-        if len(self.half_made) < _MOST:
-            self.half_made.append(note)
+        if len(self.incomplete) < _MOST:
+            self.incomplete.append(note)
 
     def _contradict(self, note: str) -> None:
         if len(self.contradictions) < _MOST:

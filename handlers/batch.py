@@ -15,9 +15,9 @@ class Batch:
     def __init__(self) -> None:
         self.blocks: list[Waiting] = []
         self.ordinals: dict[bytes, int] = {}  # of these blocks, by hash
-        self.done: list[Done] = []  # what the commit under way did to them
+        self.done: list[Done] = []  # what the current commit did to them
         self.deep = True  # every block is deeper below the network's tip than any window
-        self.steps: list[Callable[[Any], None]] = []  # what is done besides, in order; given the view
+        self.steps: list[Callable[[Any], None]] = []  # further steps of the commit, in order; each receives the view
         self.ordinary = True  # every block is one that columns were read of
         self.touched: set[bytes] = set()  # transactions that these steps may give a record
         self.claimed: list[OutPoint] = []  # outputs that these steps may claim

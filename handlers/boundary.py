@@ -1,4 +1,4 @@
-"""What is true of a store between two commits, pages of its lists, and the reasons why a question has no answer."""
+"""The state of a store between two commits, pages of its lists, and the reasons why a query has no answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Torn(Exception):
 
 
 class Cut(Struct, array_like=True, frozen=True):
-    """Where a page ended: after this output, in this order, of this key, seen at this block."""
+    """The content of a cursor: the page ended after this output, in this order, of this key, at this block."""
 
     ordinal: int
     hash: bytes
@@ -43,7 +43,7 @@ class Page(Struct, frozen=True):
 
 
 class Sum(Struct):
-    """A balance on its way."""
+    """A balance that is being summed."""
 
     value: int = 0
     count: int = 0
@@ -51,7 +51,7 @@ class Sum(Struct):
 
 
 class Boundary(Struct, frozen=True):
-    """What is true between two commits, before any output is read."""
+    """The state between two commits, before any output is read."""
 
     marks: tuple[bytes | None, bytes | None]  # `state` and `indexes` as they are stored
     state: State

@@ -1,6 +1,6 @@
 """The chain's tables and their state, for the one thread that writes them.
 
-Blocks wait as columns, and one commit resolves and writes all of them. Nothing here awaits.
+Blocks wait as columns, and one commit resolves and writes all of them. Nothing here is asynchronous.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.history.layout import State
 from storage.history.store import HistoryStore
-from storage.windows import Gone, Windows
+from storage.windows import Removed, Windows
 
 _T = TypeVar("_T")
 
@@ -63,23 +63,23 @@ class Chain(Durable):
         self._reload()
 
     def _reload(self) -> None:
-        """Drop waiting blocks: the state is that on disk."""
+        """Drop waiting blocks, and load the state that is on disk."""
         self.batch = Batch()
         with self.store.disk.read() as txn:
             self.history.load(txn, whole=False)
-            self._read_again()
+            self._forget_history()
             self.state = self.store.state(txn)
             self.state = self._persisted_upto(self.state, self._reach().point(txn, self.state.tip))
-            self._look(txn)
+            self._load_view(txn)
         self.tip = self.view.tip
 
-    def _read_again(self) -> None:
-        """Let the transaction store's view of the history read what is there now."""
+    def _forget_history(self) -> None:
+        """Let the transaction store read the history again."""
         if self.tx_blocks:
             self.tx_blocks.chain.forget()
 
-    def _look(self, txn: Txn) -> None:
-        """Load what the store has besides its state."""
+    def _load_view(self, txn: Txn) -> None:
+        """Load what queries and health need besides the state."""
         self.view = self._reach().view(txn)
         self._highest = max((point.height for point in self.view.points), default=0)
 
@@ -100,7 +100,7 @@ class Chain(Durable):
     # --- blocks --------------------------------------------------------------------------------------------------
 
     def apply(self, block: BlockApplied, network_height: int | None) -> bool:
-        """Let a block wait for the commit; return False when it is retained already and nothing changes.
+        """Add a block to the commit; return False when it is retained already and nothing changes.
 
         Raises:
             Refused: `gap` or `fork`: it does not follow the tip.
@@ -110,7 +110,7 @@ class Chain(Durable):
         point, batch = block.point, self.batch
         waiting = columns.waiting(block)
         number = len(batch.blocks)
-        batch.steps.append(partial(self._tell, number=number))
+        batch.steps.append(partial(self._record_block, number=number))
         batch.ordinary &= isinstance(block, columns.RawBlock)
         if self.tx_blocks:
             batch.steps.append(partial(self._connect, block=block, number=number))
@@ -148,12 +148,12 @@ class Chain(Durable):
         """Note whether a block is deeper below the network's tip than any window."""
         self._highest = max(self._highest, height)  # heights may fall, and then are no measure of the depth
         far = network_height is not None and network_height - self._highest > self.windows.keep_undo
-        self.batch.deep &= far and self.store.mmr is None  # there every output has a leaf, live or not
+        self.batch.deep &= far and self.store.mmr is None  # an MMR has a leaf for every output, live or not
 
     def step(self, work: Callable[[TxView], None], touched: Iterable[bytes], claimed: Iterable[OutPoint]) -> None:
-        """Let `work` on the records of transactions wait for the commit, after all that waits already.
+        """Add `work` on the records of transactions to the commit, after everything that waits already.
 
-        `touched` are the transactions that it may give a record, or a claim on an output; `claimed` are such outputs.
+        `touched` are the transactions of which it may write a record or a claim, `claimed` outputs that it may claim.
         """
         self.batch.steps.append(work)
         self.batch.touched.update(touched)
@@ -162,10 +162,10 @@ class Chain(Durable):
     # --- commits -------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Make everything that waits durable in one transaction, with maintenance for so many blocks.
+        """Make everything that waits durable in one transaction, with maintenance for its number of blocks.
 
         Raises:
-            StoreFull: nothing that waited was stored, and it waits no longer.
+            StoreFull: nothing was stored, and what waited was dropped.
         """
         batch = self.batch
         with self.store.disk.read() as txn:
@@ -173,12 +173,12 @@ class Chain(Durable):
                 return
         persisted_height, budget = self.state.persisted, self.prune_batch_size * max(len(batch.blocks), 1)
 
-        def work(txn: Txn) -> tuple[State, Gone]:
+        def work(txn: Txn) -> tuple[State, Removed]:
             batch.done = self.history.apply(txn, batch.blocks, deep=batch.deep) if batch.blocks else []
             batch.reused.update(txid for done in batch.done for txid in done.reused)
             self.history.state.persisted = persisted_height
             if self.tx_blocks and not (self.tx_blocks.idle and batch.ordinary and not (batch.touched or batch.reused)):
-                self.history.save(txn)  # steps on records read what is written
+                self.history.save(txn)  # steps on records read what was written
                 self.tx_blocks.chain.resolve(txn, batch.touched)
             self._take_steps(txn, batch)
             return self._prune(txn, budget if self.may_prune else 0, blocks=len(batch.blocks))
@@ -188,12 +188,12 @@ class Chain(Durable):
         self.missing += [(Point(b.height, b.slot, b.hash), each.missing) for b, each in points if each.missing]
         self._settle(state)
 
-    def _tell(self, _: object, number: int) -> None:
-        """Tell that a block of the batch is committed. A step that has the batch itself would be in a cycle with it."""
-        self.changes.tell(self.batch.committed(number))
+    def _record_block(self, _: object, number: int) -> None:
+        """Record that a block of the batch is committed. It has no reference to the batch, which would be a cycle."""
+        self.changes.record(self.batch.committed(number))
 
     def _take_steps(self, txn: Txn, batch: Batch) -> None:
-        """Tell of blocks, and carry out what waits for records; it may be done again when the map was too small."""
+        """Record the facts of blocks, and run the steps on records; it runs again when the map was too small."""
         view = self.tx_blocks.begin(txn) if self.tx_blocks else None
         if view is not None and batch.claimed:
             view.read_ahead(batch.touched, batch.claimed)
@@ -203,40 +203,40 @@ class Chain(Durable):
             self.tx_blocks.agree(view, batch.reused)
             view.flush()
 
-    def prune(self) -> Gone:
-        """Take one bounded step of pruning in a commit of its own; return what went."""
+    def prune(self) -> Removed:
+        """Do one bounded step of pruning in a commit of its own; return what was removed."""
         if not self.due_for_pruning():
-            return Gone()
-        state, gone = self._write(lambda txn: self._prune(txn, self.prune_batch_size, blocks=1))
+            return Removed()
+        state, removed = self._write(lambda txn: self._prune(txn, self.prune_batch_size, blocks=1))
         self._settle(state)
-        return gone
+        return removed
 
-    def maintain(self, blocks: int) -> Gone:
-        """Merge and thin out as much as with so many blocks, in a commit of its own; return what went."""
-        state, gone = self._write(lambda txn: self._prune(txn, 0, blocks=blocks))
+    def maintain(self, blocks: int) -> Removed:
+        """Merge and thin out as much as for this number of blocks, in a commit of its own; return what was removed."""
+        state, removed = self._write(lambda txn: self._prune(txn, 0, blocks=blocks))
         self._settle(state)
-        return gone
+        return removed
 
-    def _prune(self, txn: Txn, budget: int, *, blocks: int) -> tuple[State, Gone]:
-        """Delete what no rollback can reach, with maintenance for so many blocks."""
-        history, gone = self.history, Gone()
+    def _prune(self, txn: Txn, budget: int, *, blocks: int) -> tuple[State, Removed]:
+        """Delete what no rollback can reach, with maintenance for this number of blocks."""
+        history, removed = self.history, Removed()
         if budget:
             spends, logs = history.forget(txn, self.windows.undo_limit(history.state), budget)
-            gone = Gone(spent_outputs=spends, undo_records=logs)
+            removed = Removed(spent_outputs=spends, undo_records=logs)
         transactions, nodes = history.maintain(txn, blocks)
-        gone = gone._replace(transactions=transactions, mmr_nodes=nodes)
+        removed = removed._replace(transactions=transactions, mmr_nodes=nodes)
         history.save(txn)
         state = msgspec.structs.replace(history.state)
-        if gone:
-            self.changes.tell(self._reach_of(state).pruned(txn, gone))
-        return state, gone
+        if removed:
+            self.changes.record(self._reach_of(state).pruned(txn, removed))
+        return state, removed
 
     def due_for_pruning(self) -> bool:
         """Return whether there is something to prune, and it is allowed."""
         return self.may_prune and self.windows.backlog(self.history.state) > 0
 
     def _write(self, work: Callable[[Txn], _T]) -> _T:
-        """Run what writes the history; from what is on disk when it has to run again, or failed."""
+        """Run `work`, which writes the history; reload the history when it has to run again, or has failed."""
         again = False
 
         def whole(txn: Txn) -> _T:
@@ -244,7 +244,7 @@ class Chain(Durable):
             if again:
                 self.history.load(txn)
             again = True
-            self._read_again()
+            self._forget_history()
             return work(txn)
 
         try:
@@ -258,15 +258,15 @@ class Chain(Durable):
         return done
 
     def _settle(self, state: State) -> None:
-        """Take over what is now on disk."""
+        """Load what is on disk after a commit."""
         self.batch = Batch()
         self.state = state
-        self._read_again()
+        self._forget_history()
         with self.store.disk.read() as txn:
-            self._look(txn)
+            self._load_view(txn)
 
     def write_alone(self, step: Callable[[TxView], _T]) -> _T:
-        """Do one step on records in a commit of its own, whatever waits."""
+        """Run one step on records in a commit of its own, before what waits."""
         assert self.tx_blocks is not None
         tx_blocks = self.tx_blocks
 
@@ -286,13 +286,13 @@ class Chain(Durable):
         return self.tip.height if self.tip else 0
 
     def touch(self) -> None:
-        """Take a turn at the disk that changes nothing."""
+        """Write to the disk without a change."""
         self.store.disk.write(self.history.save)
 
     # --- rollback ------------------------------------------------------------------------------------------------
 
     def rollback(self, event: Rollback) -> bool:
-        """Take every block after a point back, in one commit; return False when the point is the tip.
+        """Roll back every block after a point, in one commit; return False when the point is the tip.
 
         Raises:
             Refused: `unknown_point` or `beyond_rollback_floor`, before anything changed.
@@ -308,7 +308,7 @@ class Chain(Durable):
 
         def work(txn: Txn) -> State:
             state = self._roll_back(txn, target)
-            self.changes.tell(fact)
+            self.changes.record(fact)
             return state
 
         state = self._write(work)
@@ -324,14 +324,14 @@ class Chain(Durable):
         self.history.state.persisted = persisted.kept(self.state.persisted, tip)
         self.history.save(txn)
         if self.tx_blocks and view and left:
-            self._read_again()
+            self._forget_history()
             self.tx_blocks.settle_undone(view, left)
         return msgspec.structs.replace(self.history.state)
 
     # --- other facts ---------------------------------------------------------------------------------------------
 
     def persisted(self, event: BlockPersisted) -> bool:
-        """Store how far blocks are kept elsewhere; return False when that was known.
+        """Store up to which height blocks are kept elsewhere; return False when nothing changes.
 
         Raises:
             Refused: `gap` or `unknown_point`: it is not a block of the active chain.

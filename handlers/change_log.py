@@ -62,16 +62,16 @@ class ChangeLog:
 
     def __init__(self, disk: Disk, keep: Retention | None = None) -> None:
         self.store, self.keep = LogStore(disk), keep or Retention()
-        self.facts: list[Fact] = []  # of the write that is being made
+        self.facts: list[Fact] = []  # of the current write
         self.written: list[Fact] = []  # what the last write recorded
-        self.prepare: Callable[[Txn], object] = lambda _: None  # is called before whatever is written
+        self.prepare: Callable[[Txn], object] = lambda _: None  # is called before each write
         self._elsewhere = deque[Fact]()
         self._durable = deque[list[Fact]]()
 
     # --- writing -------------------------------------------------------------------------------------------------
 
-    def tell(self, fact: Fact) -> None:
-        """Append a fact to the log if the write that is being made is committed."""
+    def record(self, fact: Fact) -> None:
+        """Append a fact to the log if the current write is committed."""
         self.facts.append(fact)
 
     def write(self, work: Callable[[Txn], _T]) -> _T:
@@ -102,7 +102,7 @@ class ChangeLog:
         return done
 
     def append_later(self, facts: Iterable[Fact]) -> None:
-        """Let the next write append facts whose own commit was made elsewhere; any thread may call this."""
+        """Let the next write append facts that another database has committed already; any thread may call this."""
         self._elsewhere.extend(facts)
 
     @property

@@ -52,7 +52,7 @@ class Change(Utxo, frozen=True, kw_only=True, gc=False):
 
 
 class _Cut(Struct, array_like=True, frozen=True):
-    """How far a list came: in block `ordinal`, of this hash, so many outputs were listed; created ones come first."""
+    """The content of a cursor: how many outputs of a block, by ordinal and hash, were listed; created ones first."""
 
     ordinal: int
     hash: bytes
@@ -61,7 +61,7 @@ class _Cut(Struct, array_like=True, frozen=True):
 
 
 class Changes:
-    """What happened in one store, seen from one block boundary."""
+    """The changes in one store, as of one block boundary."""
 
     def __init__(self, shot: Snapshot) -> None:
         self._shot, self._txn = shot, shot.txn

@@ -1,4 +1,4 @@
-"""A message on its way: bytes until the thread that applies it decodes them, then an answer to its sender."""
+"""A message in flight: bytes until the thread that applies it decodes them, then an answer to its sender."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SENDER = attrgetter("sender")
 
 
 class Gap(Protocol):
-    """The place of an answer that comes later; those behind it wait."""
+    """The place of an answer that is sent later; those behind it wait."""
 
     def fill(self, answers: Sequence[Answer]) -> None:
-        """Give the answers that belong here, and let out what waited for them."""
+        """Send the answers that belong here, and those that waited behind them."""
 
 
 class Sender(Protocol):
-    """Where a message came from."""
+    """The sender of a message."""
 
     @property
     def network_height(self) -> int | None:
@@ -35,19 +35,19 @@ class Sender(Protocol):
         """Queue answers; never waits. After the `last` one the connection ends."""
 
     def hold(self) -> Gap:
-        """Keep a place among the answers for one that comes later."""
+        """Reserve a place among the answers for one that is sent later."""
 
     def make_room(self, *sizes: int) -> None:
-        """Let more in: the bytes of messages of these sizes are not needed any more."""
+        """Release the inbox space of messages of these sizes."""
 
     def settled(self, count: int = 1) -> None:
-        """Note that so many messages were applied, or refused."""
+        """Note that this many messages were applied, or refused."""
 
 
 class Delivery(Struct, frozen=True):
     """One message in. The event loop only moves its bytes.
 
-    `refused` is what was found against it on the way: it keeps its place, so that answers come in order.
+    `refused` is the reason why it was refused already: it keeps its place, so that answers are sent in order.
     """
 
     raw: bytes | bytearray
@@ -69,7 +69,7 @@ class Delivery(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """What became of a message, held back until it is true on disk."""
+    """The answer to a message, held back until its effect is durable."""
 
     sender: Sender
     message: Ack | Error

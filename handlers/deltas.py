@@ -22,7 +22,7 @@ from storage.errors import Damaged
 from storage.rows import BlockRow
 from storage.windows import Windows
 
-_STEP = 100  # outputs that are written before others get a turn
+_STEP = 100  # outputs that are written before other tasks get a turn
 _HASH_DIGITS = 64
 _MOST_HEIGHT = 0xFFFF_FFFF
 (HEIGHT, SLOT, HASH, CREATED, SPENDS, FLAGS, TX_FLAGS, MMR) = range(8)

@@ -1,4 +1,4 @@
-"""What commits have made true, until it is taken."""
+"""The results of commits, until they are taken."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _LIMITS = np.array([SMALL, 1 << 8, 1 << 16, 1 << 32], np.uint64)  # from which o
 _WIDTHS = (b"", 1), (b"\x18", 1), (b"\x19", 2), (b"\x1a", 4), (b"\x1b", 8)  # what precedes it, and its bytes
 _unsigned = partial(head, UINT)
 _ADDRESS, _VALUE = bytes((ADDRESS,)), bytes((VALUE,))
-_FEW = 32  # leaves of one length that are written one by one, in less time than NumPy takes to begin
+_FEW = 32  # up to this many leaves of one length are written one by one: a call of NumPy takes longer
 
 
 class LeafWriter:

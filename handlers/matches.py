@@ -167,7 +167,7 @@ class Matches:
                 yield numbers, numbers
 
     def _alive(self, numbers: Numbers, live: Callable[[Numbers], Flags]) -> Part:
-        """Return those that live, or were spent, whatever is asked for, and their spenders."""
+        """Return those that live, or were spent, as requested, and their spenders."""
         wanted, lives = self._wanted, live(numbers)
         if self.live_only:
             numbers = numbers[lives]
@@ -197,7 +197,7 @@ class Matches:
         return self._shot.stored.block(max(first, 1)).first, block.first + block.numbers
 
     def _listed(self, low: int, high: int) -> tuple[Iterator[Numbers], Callable[[Numbers], Flags]]:
-        """Return where numbers come from, negative ones from the highest down, and what says which of them live."""
+        """Return the source of numbers, negative ones from the highest down, and the bits of those that live."""
         has, wanted = self._shot.stored.live.has, self._wanted
         if not wanted.lists or wanted.txid is not None:
             return self._ranges(low, high), has

@@ -1,7 +1,7 @@
-"""Who owns what was reassigned: outputs that a list of an owner has besides those of its index, or has no longer.
+"""The owners of reassigned outputs: what a list of an owner has in addition to its index, or has no longer.
 
-The index still lists an output under the owner that the chain knows. Who asks for the outputs of an owner has one
-seek more for it, as long as none of theirs was reassigned.
+The index still lists an output under the owner that the chain has. A query for the outputs of an owner costs one more
+seek, as long as none of them was reassigned.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Owners:
         return found.address if given is None else given.address
 
     def walk(self, stored: Stored, where: Listed) -> Moved | None:
-        """Return what reassignments change in a list, and remember it for what is asked of its outputs.
+        """Return what reassignments change in a list, and remember it for queries about its outputs.
 
         None says that they change nothing.
         """
@@ -89,7 +89,7 @@ class Owners:
 
 
 def spliced(listed: Iterable[Numbers], moved: Moved, order: Order, after: int | None) -> Iterator[Numbers]:
-    """Yield a list part by part, without the numbers that are gone and with those that came, each in its place."""
+    """Yield a list part by part, without the removed numbers and with the added ones, each in its place."""
     sign = 1 if order == "asc" else -1
     more = np.array(sorted(sign * number for number in moved.given), np.int64)
     if after is not None:
@@ -105,7 +105,7 @@ def spliced(listed: Iterable[Numbers], moved: Moved, order: Order, after: int | 
 
 
 def owned(entry: Entry, given: Given | None) -> Entry:
-    """Return an output as that of whom it was given to."""
+    """Return an output with its current owner."""
     if given is None:
         return entry
     body = replace(entry.body, address=given.address)

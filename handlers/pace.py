@@ -1,4 +1,4 @@
-"""How long a commit will take: guessed from what waits for it, and corrected by how long the last ones took."""
+"""An estimate of how long a commit will take, from what waits for it and from how long the last ones took."""
 
 from __future__ import annotations
 

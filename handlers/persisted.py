@@ -1,4 +1,4 @@
-"""How far blocks are kept elsewhere: `BlockPersisted` is accepted only for a block of the active chain.
+"""The height up to which blocks are kept elsewhere: `BlockPersisted` is accepted only for a block of the active chain.
 
 The height decides, and the hash where one is given.
 """
@@ -67,7 +67,7 @@ def _contradicted(event: BlockPersisted, blocks: Blocks) -> bool:
     for ordinal in range(blocks.reaching(event.height), blocks.last + 1):
         block = blocks.block(ordinal)
         if block.height > event.height:
-            return ordinal > 1  # what was before the first block is not known here
+            return ordinal > 1  # blocks before the first one are not known
         if event.hash in {None, block.hash}:
             return False
     return True

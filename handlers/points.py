@@ -1,4 +1,4 @@
-"""Where the chain is, and how far back it reaches: points of retained blocks, and where a rollback would end."""
+"""The tip of the chain, points of retained blocks, and the block where a rollback would end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.disk import Txn
 from storage.history.layout import State
 from storage.history.store import HistoryStore
 from storage.rows import BlockPlace
-from storage.windows import Gone, Windows
+from storage.windows import Removed, Windows
 
 
 class View(Struct, frozen=True):
@@ -43,9 +43,9 @@ class Reach:
         """Return the lowest block that can be rolled back to, None for what is before the first."""
         return self.point(txn, self._floor)
 
-    def pruned(self, txn: Txn, gone: Gone) -> Pruned:
+    def pruned(self, txn: Txn, removed: Removed) -> Pruned:
         """Return the fact that rows were pruned."""
-        return Pruned(**gone._asdict(), floor=self.floor(txn))
+        return Pruned(**removed._asdict(), floor=self.floor(txn))
 
     def view(self, txn: Txn) -> View:
         """Return the view of the state."""

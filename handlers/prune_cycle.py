@@ -49,7 +49,7 @@ class Tables(Struct):
 
 
 class Cycle:
-    """One cycle; `job` says what it did, and `facts` are those that were not published yet."""
+    """One cycle; `job` has what it did, `facts` those that were not published yet."""
 
     def __init__(self, tables: Tables, job: Job, *, sweeps: bool, stored: bool, journaled: bool) -> None:
         """Take the job. `sweeps` says whether orphan blobs are searched for, `stored` whether the journal has the job.
@@ -108,7 +108,7 @@ class Cycle:
 
     @contextmanager
     def _phase(self, phase: Phase) -> Iterator[None]:
-        """Say in the job where the cycle is, and how long that took."""
+        """Record in the job where the cycle is, and how long that took."""
         self.job, began = structs.replace(self.job, phase=phase), monotonic()
         yield
         self.job = structs.replace(self.job, seconds={**self.job.seconds, phase: round(monotonic() - began, 6)})
@@ -126,14 +126,14 @@ class Cycle:
     # --- steps on the writer's thread ----------------------------------------------------------------------------
 
     def _step(self, step: Callable[..., Step], *arguments: object) -> Step:
-        """Commit a step together with the job that says what it did."""
+        """Commit a step together with the job that records it."""
         jobs, terms = self.tables.jobs, self.tables.terms
 
         def work(txn: Txn) -> tuple[Step, Job]:
             done = step(txn, *arguments)
             jobs.leave(txn, done.left)
             for txid in done.deleted:
-                self.tables.changes.tell(TxStatusChanged(txid=txid, status="pruned", height=self.job.height))
+                self.tables.changes.record(TxStatusChanged(txid=txid, status="pruned", height=self.job.height))
             job = counted(self.job, **done.counts, errors=len(done.errors))
             skipped = dict(job.skipped)
             for reason in done.skipped.values():

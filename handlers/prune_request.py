@@ -10,7 +10,7 @@ Trigger = Literal["auto", "persisted", "applied"]
 
 
 class Terms(Struct, frozen=True):
-    """What the configuration says of pruning."""
+    """The settings of pruning."""
 
     trigger: Trigger = "auto"
     retention: int = 288
@@ -59,7 +59,7 @@ class Requests:
         self._persists = False  # whether there is a persister
         self._last = done
 
-    def look(self, world: World) -> None:
+    def observe(self, world: World) -> None:
         """Update the request to the state of the world, which may be one after a rollback."""
         if self.queued is not None and self.queued.height > world.tip:
             self.queued = None

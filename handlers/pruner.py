@@ -1,6 +1,6 @@
 """The pruner: one coroutine that waits to be woken, and then takes bounded turns of the writer's thread.
 
-A wakeup says that something has changed; the state of the world is read then, so only the latest height counts. Every
+A wakeup means that something has changed; the state of the world is read then, so only the latest height counts. Every
 turn is a commit of its own and leaves the store whole: a block waits for one turn at most, and a cycle may be stopped
 anywhere. The chain's own tables need no cycle: they are pruned by the commits of blocks, and here while none come.
 """
@@ -30,7 +30,7 @@ log = structlog.get_logger("pruner")
 
 ENDS = ("done", "nothing_to_do", "failed")  # of cycles
 _SWEEP_EVERY_S = 3600.0  # between two searches for orphan blobs
-_LOOK_S, _LOOKS = 0.002, 25  # how often, and how long, a turn lets blocks go first
+_WAIT_S, _WAITS = 0.002, 25  # how often, and how long, a turn waits for blocks
 _TABLES_S = 1.0  # for which the chain's tables are pruned before the next search for a cycle
 
 _T = TypeVar("_T")
@@ -42,17 +42,17 @@ class PrunerNumbers(Struct):
     cycles: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
     phase_runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    processed: dict[str, int] = {}  # by what the jobs' counts are called
+    processed: dict[str, int] = {}  # by the names of the jobs' counts
     skipped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    held_back: dict[str, int] = {}  # wakeups that found the node or us not ready, by reason
+    held_back: dict[str, int] = {}  # wakeups at which the node or the daemon was not ready, by reason
     passed_heights: int = 0
     longest_turn_s: float = 0.0
     active: bool = False
     current_height: int = 0
     done_height: int = 0
-    lag: int = 0  # blocks between what was asked for and what is done
+    lag: int = 0  # blocks between the requested height and the pruned one
     persister_lag: int | None = None  # blocks between the tip and what is persisted
-    past_due: int = 0  # records that should be gone and are not
+    past_due: int = 0  # records that are due and not deleted
 
     def took(self, job: Job) -> None:
         """Count a cycle that has ended."""
@@ -66,7 +66,7 @@ class PrunerNumbers(Struct):
 
 
 class Pruner:
-    """The state of the pruner between cycles. All but `look` is done on the writer's thread."""
+    """The state of the pruner between cycles. All but `observe` is done on the writer's thread."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -135,9 +135,9 @@ class Pruner:
         self._account(job)
         log.warning("pruning_failed", height=job.height, phase=job.phase, error=error)
 
-    def look(self, world: World) -> None:
+    def observe(self, world: World) -> None:
         """Update the request and the metrics, and log when the persister falls silent."""
-        self.requests.look(world)
+        self.requests.observe(world)
         numbers, terms, request = self.numbers, self.tables.terms, self.requests.queued
         numbers.passed_heights = self.requests.passed
         numbers.done_height = self.requests.done
@@ -203,10 +203,10 @@ class Writer:
 
     async def let_blocks_pass(self) -> None:
         """Wait while blocks do, but only for a moment: a turn is short."""
-        for _ in range(_LOOKS):
+        for _ in range(_WAITS):
             if self.quiet:
                 return
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(_WAIT_S)
 
 
 async def keep_pruned(wakeup: Wakeup, pruner: Pruner, writer: Writer) -> None:
@@ -214,7 +214,7 @@ async def keep_pruned(wakeup: Wakeup, pruner: Pruner, writer: Writer) -> None:
     await writer.take(pruner.begin)
     while True:
         world, reason = writer.turns.world(), None
-        pruner.look(world)
+        pruner.observe(world)
         if (request := pruner.requests.queued) is not None:
             reason = held_back(world, request.height, pruner.tables.terms.unmined_retention)
             if reason is None:
@@ -248,7 +248,7 @@ class _Steps:
         self._started = self._logged = monotonic()
 
     async def __call__(self, step: Callable[[], _T], /, *, on_writer: bool = True) -> _T:
-        """Take a step, and publish what it made true.
+        """Take a step, and publish its facts.
 
         Raises:
             Interrupted: the cycle must not continue.
@@ -279,7 +279,7 @@ class _Steps:
 
 
 def _timed(step: Callable[[], _T]) -> tuple[_T, float]:
-    """Return what a step returns, and how long it took."""
+    """Return the result of a step, and how long it took."""
     began = monotonic()
     return step(), monotonic() - began
 
@@ -295,7 +295,7 @@ async def _prune_tables(writer: Writer, *, idle_only: bool) -> bool:
             return True
         await writer.let_blocks_pass()
         if (committed := await writer.take(turns.prune)) is None:
-            await anyio.sleep(_LOOK_S)  # a block waits for its commit, which prunes too
+            await anyio.sleep(_WAIT_S)  # a block waits for its commit, which prunes too
         else:
             writer.publish(committed)
     return False

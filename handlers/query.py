@@ -1,7 +1,7 @@
 """Reading the UTXO store: a seek and a page, never all outputs of an address for a page of them.
 
-A `Snapshot` is one read transaction: everything that is asked of it is true of the same block boundary. It never waits
-for the writer, which is another process.
+A `Snapshot` is one read transaction: all of its answers are of the same block boundary. It never waits for the writer,
+which is another process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Query:
         """Open one block boundary.
 
         Raises:
-            Torn: only if the caller yielded to others meanwhile.
+            Torn: the map of the store grew; only if the caller yielded to other tasks meanwhile.
         """
         try:
             with self.store.disk.read() as txn:
@@ -69,7 +69,7 @@ class Query:
             raise Torn from error
 
     def _open(self, txn: Txn) -> Boundary:
-        """Return where the store is: the same object for as long as it did not move."""
+        """Return the block boundary of a snapshot: the same object until the store changes."""
         known, commit = self._boundary, txn.id()
         if known is not None and commit == self._commit:
             return known
@@ -84,7 +84,7 @@ class Query:
     def _boundary_of(
         self, txn: Txn, marks: tuple[bytes | None, bytes | None], known: Boundary | None, *, grown: bool
     ) -> Boundary:
-        """Return where the store is now; what was kept of the boundary before stays if the chain has `grown`."""
+        """Return the current boundary; what was cached at the last one stays if the chain has `grown`."""
         state = self.store.state(txn)
         block = self.store.block_row(txn, state.tip)
         tip = None if state.tip == keys.GENESIS else to_point(self.store.block_at(txn, state.tip))

@@ -1,4 +1,4 @@
-"""Whether answers are fresh: one rule for health, the status command, the metrics and the operator's page."""
+"""Readiness: one rule for health, the status command, the metrics and the operator's page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Readiness(Struct, frozen=True):
 def readiness(
     *, daemon: bool, tip_height: int | None, lag_blocks: int | None, feeder_away_s: float | None, grace_s: float
 ) -> Readiness:
-    """Return whether answers are fresh; the first reason against it counts.
+    """Return whether answers are fresh, and else the first reason why they are not.
 
     Answers are fresh while a daemon runs that has applied a block, a feeder is connected or left less than `grace_s`
     ago, and the network, if its height is reported, is at most ten blocks ahead. The time since the last block does not

@@ -1,6 +1,6 @@
 """Outputs as records with integer keys, in canonical CBOR: for clients, and as the content of a leaf.
 
-Here alone it is known which key a field has. Addresses are raw bytes, as the chain has them. What is absent has no key.
+Only this module defines the keys of fields. Addresses are raw bytes, as the chain has them. Absent fields have no key.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Refusal(Struct, frozen=True):
 
 
 class Refused(Exception):
-    """A message that can't be carried out, for as long as that is on its way up the stack.
+    """A refusal on its way up the stack.
 
     NOTE: what outlives the `except` block is `refusal`, never the exception. Its traceback refers to every frame that
     it passed through, and so to the whole message; and an exception that a frame or a delivery refers to in turn is a

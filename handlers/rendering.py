@@ -1,4 +1,4 @@
-"""Outputs as they are answered: as objects of `answers.Utxo`, and, for pages of live ones, as its JSON at once.
+"""Rendering outputs: as objects of `answers.Utxo`, or, for pages of live ones, directly as its JSON.
 
 A page is the most frequent request, so its outputs get no object each. What they share, owner and block, is rendered
 once; and rendered outputs are cached, because live outputs look the same while their blocks are in the chain.

@@ -1,4 +1,4 @@
-"""What Bitcoin wallets ask for by the SHA-256 of a locking script, and where a transaction is."""
+"""Queries of Bitcoin wallets by the SHA-256 of a locking script, and for the place of a transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.history import touches
 from storage.history.layout import Found, Numbers, TxFound
 from storage.history.output_keys import address_key
 
-_STEP = 500  # entries that are read between two turns of others
+_STEP = 500  # entries that are read before other tasks get a turn
 
 
 class ScriptTx(NamedTuple):
@@ -209,8 +209,8 @@ def spender_of_output(shot: Snapshot, number: int) -> SpentBy | None:
 def spender_of(shot: Snapshot, found: Found) -> SpentBy | None:
     """Return who spends an output; None while it is unspent.
 
-    Only recent spends are indexed. Of older ones the spender is among the transactions that touched the script: the
-    undo logs of their blocks say what they spent.
+    Only recent spends are indexed. The spender of an older one is among the transactions that touched the script: the
+    undo logs of their blocks have what they spent.
     """
     stored = shot.stored
     if stored.live.is_set(found.number):

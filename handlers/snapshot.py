@@ -39,7 +39,7 @@ from storage.rows import BlockRow, Body
 if TYPE_CHECKING:
     from handlers.query import Query
 
-_KEPT = 4096  # outputs that are kept for who asks for them twice: first whether they are listed, then what they hold
+_KEPT = 4096  # outputs that are cached, because they are read twice: whether they are listed, and then their content
 _SHORT = 500  # bytes
 _SAME = 1000  # addresses, with their credentials, of which it is known whether they are listed
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
@@ -61,7 +61,7 @@ class Snapshot:
 
     @cached_property
     def stored(self) -> Stored:
-        """Return what reads the tables; who only asks for the tip does without."""
+        """Return what reads the tables; a query for the tip does not need it."""
         return self.store.stored(self.txn, self.boundary.kept)
 
     @cached_property
@@ -272,7 +272,7 @@ class Snapshot:
         return written
 
     def _write(self, wanted: list[int]) -> Iterator[str]:
-        """Yield each output as JSON. The hot path of what was not asked lately."""
+        """Yield each output as JSON. The hot path of queries that are not cached."""
         json, parts = self.query.renderer.json, self.boundary.written.created_parts
         homes = self.stored.homes(wanted)
         for found in self.outputs(wanted):

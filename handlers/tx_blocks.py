@@ -97,7 +97,7 @@ class TxBlocks:
     ) -> None:
         """Say, once it is true, that a transaction's life took a turn."""
         height = view.height if height is None else height
-        self.changes.tell(TxStatusChanged(txid=txid, status=status, height=height, cause=cause))
+        self.changes.record(TxStatusChanged(txid=txid, status=status, height=height, cause=cause))
 
     # --- blocks --------------------------------------------------------------------------------------------------
 

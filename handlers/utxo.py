@@ -1,7 +1,7 @@
-"""The single consumer of the chain: takes what waits, block after block, and commits it once.
+"""The single consumer of the chain: applies waiting messages in order, and commits them together.
 
-At the tip that is a commit for each block at once; while catching up it is tens of blocks for each commit. There is one
-code path: a batch of one is a batch. Answers and facts leave after the commit that makes them true.
+At the tip each block is committed at once; during a catch-up tens of blocks share a commit. Both take the same code
+path. Answers and facts are sent after the commit that makes them true.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from storage.errors import StoreFull
 
 log = structlog.get_logger("utxo")
 
-_SHARED_S = 0.1  # for which a batch is composed, and written, while other clients wait
-_LARGE_BYTES = 16 << 20  # of large transactions that may wait, unless one alone has more
+_SHARED_S = 0.1  # the longest time to compose and write a batch while other clients wait
+_LARGE_BYTES = 16 << 20  # of large transactions that may wait; a single one may be larger
 _TIDY_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
 _TIDY_LATEST = 1024  # commits next to large transactions: it would examine each of their outputs
 Work = Literal["apply", "commit", "rollback", "prune", "cleanup"]
@@ -55,24 +55,24 @@ _WORK: dict[AckStatus, Work] = {"applied": "apply", "rolled_back": "rollback"}
 
 
 class Inbox(Protocol):
-    """Where the messages wait, in order."""
+    """The queue of messages, in order."""
 
     async def take(self) -> list[Delivery]:
-        """Wait for messages and return some of those that are there; none once it is closed and empty."""
+        """Wait for messages and return some of them; none once it is closed and empty."""
 
     def waiting(self) -> list[Delivery]:
-        """Return some of the messages that are there, without waiting."""
+        """Return some of the messages, without waiting."""
 
     def __len__(self) -> int:
-        """Return how many messages are there."""
+        """Return how many messages wait."""
 
     @property
     def crowded(self) -> bool:
-        """Whether several clients wait to be carried out."""
+        """Whether messages of several clients wait."""
 
 
 class Limits(Struct):
-    """When a batch is committed though more waits: what it may hold, and how long it may be composed or written.
+    """When a batch is committed although more messages wait: its size, and the time to compose or write it.
 
     They may be changed while they are in use.
     """
@@ -81,23 +81,23 @@ class Limits(Struct):
     max_delay_s: float
 
 
-Told = Answer | Large
+Reply = Answer | Large
 
 
 class Committed(Struct, frozen=True):
-    """What a commit made true."""
+    """The result of a commit."""
 
-    answers: list[Told]
+    answers: list[Reply]
     facts: list[Fact]
     view: View
     took_s: float
-    timings: list[tuple[Work, float]] = []  # what the writer's thread did since the last one, in seconds
+    timings: list[tuple[Work, float]] = []  # seconds of the writer's thread since the last one
     repaired: int = 0  # records of transactions that contradicted the chain
-    carried_out: Collection[type[Event]] = ()  # messages about the chain that is kept elsewhere, and the node
+    carried_out: Collection[type[Event]] = ()  # types of messages that leave no fact: `BlockPersisted`, `NodeState`
 
 
 class Turns:
-    """Turns at the tables, on the writer's thread: messages go in, answers come out after the commit."""
+    """Applies messages to the tables, on the writer's thread; answers are returned after the commit."""
 
     def __init__(self, chain: Chain, pruning: bool = True) -> None:
         self.chain = chain
@@ -107,12 +107,12 @@ class Turns:
         self._network_height: int | None = None  # as the feeder reported it last
         self._carried_out: set[type[Event]] = set()
         self.pace = Pace()
-        self.creating: dict[int, int] = {}  # the bytes of large transactions that wait for their turn
+        self.creating: dict[int, int] = {}  # the bytes of large transactions that wait to be created
         chain.may_prune = pruning
-        self._waiting: list[tuple[Delivery, int | None, list[Told] | Order]] = []  # true after the next commit
-        self._ready: list[Told] = []
+        self._waiting: list[tuple[Delivery, int | None, list[Reply] | Order]] = []  # for a commit
+        self._ready: list[Reply] = []
         self._timings: list[tuple[Work, float]] = []
-        self._size = 0  # bytes of what was taken since the last commit
+        self._size = 0  # bytes of messages since the last commit
         self._commits = 0
 
     @property
@@ -138,21 +138,21 @@ class Turns:
             if n and self.full(began, limit_s):
                 return deliveries[n:]
             self._size += len(delivery.raw)
-            self._one(delivery)
+            self._apply_one(delivery)
         return []
 
     def full(self, began: float, limit_s: float) -> bool:
-        """Return whether a batch has been composed, or will be written, for as long as it may."""
+        """Return whether composing the batch has taken, or writing it will take, the longest allowed time."""
         return monotonic() - began >= limit_s or self.pace.expected_s >= limit_s
 
-    def _one(self, delivery: Delivery) -> None:
-        answers: list[Told] | Order
+    def _apply_one(self, delivery: Delivery) -> None:
+        answers: list[Reply] | Order
         seq, began = None, monotonic()
         if delivery.refused is not None:
             self._waiting.append((delivery, None, [*refuse(delivery, delivery.seq(), delivery.refused)]))
             return
         try:
-            if (large := self._long(delivery)) is not None:
+            if (large := self._find_large(delivery)) is not None:
                 self._waiting.append((delivery, None, [large]))
                 return
             event = delivery.event(self.chain.decode)
@@ -161,14 +161,14 @@ class Turns:
                 self._waiting.append((delivery, seq, self._order(delivery, event)))
                 return
             alone = isinstance(event, Rollback | GenesisOutputs)
-            if alone:  # these commit by themselves, after what is before them
+            if alone:  # these get commits of their own, after the messages before them
                 self.commit()
                 began = monotonic()
             status = self._carry_out(event, delivery)
             if status in _WORK:
                 self._timings.append((_WORK[status], monotonic() - began))
             answers = [*acknowledge(delivery, seq, status, self.chain.tip)]
-            if alone:  # true already, whatever becomes of what follows
+            if alone:  # committed already, whatever happens to the messages that follow
                 self._ready += answers
                 return
         except Refused as refused:
@@ -177,8 +177,8 @@ class Turns:
             answers = [*refuse(delivery, seq, no_room(full))]
         self._waiting.append((delivery, seq, answers))
 
-    def _long(self, delivery: Delivery) -> Large | None:
-        """Return a long submission that is large by the number of its outputs: it is decoded in turns of its own."""
+    def _find_large(self, delivery: Delivery) -> Large | None:
+        """Return a submission that is large by the number of its outputs: it is decoded and committed separately."""
         if self.chain.tx_blocks is None:
             return None
         found = large_submission.find(delivery.raw, delivery.encoding)
@@ -186,8 +186,8 @@ class Turns:
             return None
         return self._admit_large(delivery, found, found.txid)
 
-    def _order(self, delivery: Delivery, event: TxMessage) -> list[Told] | Order:
-        """Let a message about transactions wait for the commit; a large transaction takes commits of its own."""
+    def _order(self, delivery: Delivery, event: TxMessage) -> list[Reply] | Order:
+        """Add a message about transactions to the commit; a large transaction gets commits of its own."""
         tx_blocks = self.chain.tx_blocks
         if tx_blocks is None:
             name = type(event).__name__
@@ -202,7 +202,7 @@ class Turns:
         return order
 
     def _admit_large(self, delivery: Delivery, event: TxSubmitted | Outline, txid: bytes) -> Large:
-        """Let a large transaction wait for its turn, unless too many do: they take memory that others need."""
+        """Queue a large transaction, unless the waiting ones take too much memory."""
         assert self.chain.tx_blocks is not None
         waiting = tuple(self.creating.values())
         if waiting and sum(waiting) + len(delivery.raw) > _LARGE_BYTES:
@@ -235,18 +235,18 @@ class Turns:
                 raise Refused("unavailable", f"{type(event).__name__}: this daemon keeps no transaction store")
 
     def commit(self) -> None:
-        """Make true what waits. A full disk refuses all of it: nothing was stored."""
+        """Commit what waits. If the disk is full, all of it is refused and nothing is stored."""
         began, before = monotonic(), self.chain.view
         try:
             self.chain.commit()
         except StoreFull as full:
             for delivery, seq, answers in self._waiting:
-                if isinstance(answers, list) and any(_stands(answer) for answer in answers):
+                if isinstance(answers, list) and any(_independent(answer) for answer in answers):
                     self._ready += answers
                 else:
                     self._ready += refuse(delivery, seq, no_room(full))
         else:
-            if self.chain.view is not before:  # there was something to store
+            if self.chain.view is not before:  # something was stored
                 self._timings.append(("commit", monotonic() - began))
                 self.pace.learn(monotonic() - began)
             ready, tip = self._ready, self.chain.tip
@@ -262,7 +262,7 @@ class Turns:
         self.pace.begin()
 
     def finish(self) -> Committed:
-        """Commit, and return what is true now."""
+        """Commit, and return the result."""
         started = monotonic()
         self.chain.may_prune = self._pruning and self._node_settled
         self.commit()
@@ -274,13 +274,13 @@ class Turns:
         return self._committed(started)
 
     def world(self) -> World:
-        """Return where the chain, its persister, the node and the network are, as far as it was reported."""
+        """Return the heights of the chain, of what is persisted, of the node and of the network, as reported."""
         view = self.chain.view
         height = view.tip.height if view.tip else 0
         return World(height, view.persisted_height, self.node, self._network_height)
 
     def prune(self) -> Committed | None:
-        """Take one bounded step of pruning; None while something waits for its commit, which prunes too."""
+        """Do one bounded step of pruning; None while messages wait for a commit, which prunes too."""
         if not self.at_rest:
             return None
         started = monotonic()
@@ -300,8 +300,8 @@ class Turns:
         return Committed(answers, facts, self.chain.view, took_s, timings, self.chain.take_repaired(), carried_out)
 
 
-def _stands(answer: Told) -> bool:
-    """Return whether an answer is the same without the commit: a refusal, or what makes commits of its own."""
+def _independent(answer: Reply) -> bool:
+    """Return whether an answer does not depend on the commit: a refusal, or a transaction with commits of its own."""
     return isinstance(answer, Large) or not isinstance(answer.message, Ack)
 
 
@@ -310,7 +310,7 @@ async def follow_chain(
 ) -> None:
     """Keep the store in step with the chain, in the order of the inbox, until that is closed and read empty.
 
-    `publish` receives every commit; `writer` admits one turn at a time. While several clients wait, batches are short.
+    `publish` receives every commit; `writer` admits one call at a time. While several clients wait, batches are short.
     Large transactions are created separately, page by page, and the answers behind them wait.
     """
 
@@ -332,7 +332,7 @@ async def follow_chain(
 
 
 class _Reporter:
-    """Reports what has become true: to the log, the senders, and the listeners."""
+    """Reports commits to the log, the senders and the listeners."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ class _Reporter:
     ) -> None:
         self._turns, self._publish = turns, publish
         self._writer, self._group = writer, group
-        self._one_at_a_time = Lock()  # of the large ones: the others keep their space in the inbox
+        self._one_at_a_time = Lock()  # for large transactions: those that wait keep their space in the inbox
 
     def __call__(self, committed: Committed, applied: list[Delivery]) -> None:
         """Report a commit, and release the space of the messages that it applied."""
@@ -363,13 +363,13 @@ class _Reporter:
         done(delivery for delivery in applied if id(delivery) not in later)
 
     async def _create(self, large: Large, gap: Gap) -> None:
-        """Create a large transaction when its time has come; answer, and let out what waited for that."""
+        """Create a large transaction, one at a time; send its answer and those that waited behind it."""
         turns, sender = self._turns, large.delivery.sender
         async with self._one_at_a_time:
             sender.make_room(len(large.delivery.raw))
             answers = await create(large, turns.chain, self._writer)
             del turns.creating[id(large.delivery)]
-            # Also where it is refused: others were evicted for it; or it was half made, and is whole now.
+            # Also if it is refused: others were evicted for it, or an interrupted creation was completed.
             self._publish(Committed([], [], turns.chain.view, 0.0))
         gap.fill(answers)
         sender.settled()

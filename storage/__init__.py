@@ -1,1 +1,1 @@
-"""Knows bytes: the LMDB environment, its tables, and the stores built on them."""
+"""The bytes on disk: the LMDB environment, its tables, and the stores built on them."""

@@ -164,7 +164,7 @@ def write_backup(
 ) -> Manifest:
     """Write a backup of the latest commit, and of recovery tables and blobs where there are some.
 
-    `about` says what the manifest says, but for the files. The copy of the recovery tables is made in the folder
+    `about` is the manifest without its files. The copy of the recovery tables is made in the folder
     `scratch`, else where temporary files go.
     """
     if recovery is not None and recovery.exists():

@@ -1,4 +1,4 @@
-"""What blobs are called, and what is called like something that an interrupted call has left behind."""
+"""The names of blobs, and of what an interrupted call has left behind."""
 
 from __future__ import annotations
 

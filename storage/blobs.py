@@ -221,7 +221,7 @@ class Files:
 
 
 class Late:
-    """Blobs that are opened when they are first needed: who only reads records does not depend on them."""
+    """Blobs that are opened when they are first needed: reading records does not depend on them."""
 
     def __init__(self, opened: Callable[[], Blobs]) -> None:
         self._blobs = cache(opened)

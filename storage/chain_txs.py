@@ -44,7 +44,7 @@ class Details(NamedTuple):
 
 
 class Paid(NamedTuple):
-    """An output of a block that goes back, and by its number who spent it."""
+    """An output of a block that is rolled back, and the number of its spender."""
 
     output: int
     body: bytes
@@ -53,7 +53,7 @@ class Paid(NamedTuple):
 
 
 class Spend(NamedTuple):
-    """What an input of a block that goes back spent.
+    """What an input of a block that is rolled back spent.
 
     The body is that of an output whose transaction gets no record by this: its claim stands separately.
     """
@@ -66,7 +66,7 @@ class Spend(NamedTuple):
 
 
 class GoingBack(Struct):
-    """Some transactions of a block that goes back in order, what they paid by number, and what they spent in order."""
+    """Some transactions of a block that is rolled back, in order: outputs by number, spends in order."""
 
     height: int
     block_id: int

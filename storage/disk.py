@@ -199,7 +199,7 @@ class Disk:
     # --- readers -------------------------------------------------------------------------------------------------
 
     def _mark(self) -> None:
-        """Free what dead readers hold; or mark this process as a reader that limits the age of its transactions."""
+        """Free the slots of dead readers; or mark this process as a reader that limits the age of its transactions."""
         if not self._readonly:
             self.env.reader_check()
             self._marks = Marks(self.folder, make=True)

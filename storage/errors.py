@@ -1,4 +1,4 @@
-"""Errors of our disk. A family is named for what happens next."""
+"""Errors of the store. Each is named for how it has to be handled."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PackageMissing(StoreError):
 
 
 class BlobFailed(StoreError):
-    """The blob store did not do it: nothing of the record is written, and what had to be done can be tried again."""
+    """The blob store has failed: nothing of the record is written, and the operation may be repeated."""
 
 
 class ChainMoved(StoreError):

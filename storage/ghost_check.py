@@ -26,7 +26,7 @@ def findings(ghosts: Ghosts, txn: Txn) -> Iterator[str]:
         end, end_spend, left = generation.end, generation.end_spend, left + generation.left
         yield from _generation(ghosts, txn, generation)
     if (there := ghosts.bits(txn)) != left:
-        yield f"{there} transactions are marked as ghosts, their generations say {left}"
+        yield f"{there} transactions are marked as ghosts, their generations count {left}"
 
 
 def _generation(ghosts: Ghosts, txn: Txn, generation: Generation) -> Iterator[str]:

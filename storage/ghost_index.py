@@ -30,7 +30,7 @@ Part = tuple[int, int, int]  # a generation, when it was made, and a kind
 
 
 class GhostIndex:
-    """The table of the index. Prefixes are kept in memory, to know quickly of most ids that they are not there."""
+    """The table of the index. Prefixes are kept in memory, to exclude most ids quickly."""
 
     def __init__(self, table: Db) -> None:
         self._table = table

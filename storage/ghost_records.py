@@ -1,4 +1,4 @@
-"""What a ghost would say if it had a record."""
+"""The record that a ghost would have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ghosts on one disk: made, looked up, and ended. `storage.ghost_layout` says what they are."""
+"""The ghosts on one disk: made, looked up, and ended. see `storage.ghost_layout`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MANY = 8  # claims of one transaction's outputs, from which on arrays are faste
 
 
 class _Reads(NamedTuple):
-    """What was read in one transaction; who changes something drops it."""
+    """What was read in one transaction; every change drops it."""
 
     txn: Txn
     txs: StoredValues
@@ -70,7 +70,7 @@ class _Reads(NamedTuple):
 class Ghosts:
     """The ghosts on one disk. What is read is what the transaction has.
 
-    Only the prefixes of generations are kept in memory, to know quickly of most transactions that they are no ghosts.
+    Only the prefixes of generations are kept in memory, to find quickly that most transactions are no ghosts.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -88,7 +88,7 @@ class Ghosts:
         Raises:
             Damaged: they can't be read.
         """
-        if txn is self._none_in:  # a submission asks many times
+        if txn is self._none_in:  # a submission reads them many times
             return []
         raw = txn.get(GENERATIONS, db=self._meta)
         if raw is None:
@@ -364,7 +364,7 @@ class Ghosts:
                         found += [ids[at : at + 32] for at in range(0, len(ids), 32)]
                 yield from ((height, txid) for txid in sorted(found))
 
-    # --- for those that check them -------------------------------------------------------------------------------
+    # --- for checks ------------------ ----------------------------------------------------------------------------
 
     def parts(self, txn: Txn, generation: Generation) -> Iterator[Records]:
         """Yield the transactions of a generation, also those that are no ghosts any more."""

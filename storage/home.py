@@ -2,7 +2,7 @@
 
 `cp` reads a file while it is written, so pages of several commits get mixed. While a process writes to a store, a row
 of it names the file; closing the store says that the row no longer matters. So a store that was closed may be moved and
-copied, and one that was not is believed only in the same file: inode number and time of creation, which no copy keeps.
+copied, and one that was not is accepted only in the same file, by inode number and time of creation: no copy has them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STATX_BYTES = 256
 
 
 class Home(Struct, array_like=True, frozen=True):
-    """The file that holds a store; `born` is 0 where the filesystem does not say it."""
+    """The file that holds a store; `born` is 0 where the filesystem does not report it."""
 
     inode: int
     born: int  # nanoseconds since 1970
@@ -81,7 +81,7 @@ def refuse_copy(disk: Disk) -> None:
 
 
 def settle(disk: Disk) -> None:
-    """Write down which file this store is in, until the disk is closed. A full disk is no reason not to open it."""
+    """Record which file this store is in, until the disk is closed. A full disk does not prevent opening it."""
     here, meta = home_of(disk.folder), disk.tables[META]
     with disk.read() as txn:
         if txn.get(FORMAT_KEY, db=meta) is None:  # it was never run
@@ -94,7 +94,7 @@ def settle(disk: Disk) -> None:
 
 
 def leave(disk: Disk) -> None:
-    """Write down that the store was closed: it may be copied from now on. A store that cannot stays as after a kill."""
+    """Record that the store was closed and may be copied. If that cannot be written, it remains as after a kill."""
     with suppress(StoreError, lmdb.Error):
         disk.write(lambda txn: mark_closed(txn, disk.tables[META]))
 

@@ -1,4 +1,4 @@
-"""Bringing a store from an older format to this one, in steps.
+"""Migrating a store from an older format to this one, in steps.
 
 A step is one function that rewrites the tables inside of one transaction; a store is always of a whole format. There is
 no step yet: earlier formats have other tables, which are filled by feeding the chain again.

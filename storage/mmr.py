@@ -1,7 +1,7 @@
 """Merkle mountain ranges: positions, hashes, roots and proofs. Pure: nodes are passed in by the caller.
 
 Leaves and their parents are in one sequence from 0, children before their parent (post-order), so nodes are only ever
-appended: leaf 0, leaf 1, their parent, leaf 2, ... Perfect trees stand side by side, the highest first; their tops are
+appended: leaf 0, leaf 1, their parent, leaf 2, ... Perfect trees are side by side, the highest first; their tops are
 the *peaks*, one for each bit of the number of leaves. Every hash is of a position and what stands there:
 
 leaf      H(position | data)

@@ -1,8 +1,8 @@
 """Copying the pages of one commit while a daemon writes: the file is read without LMDB, under one read transaction.
 
 LMDB never rewrites a page that an open read transaction may see, so the pages can be read from the file at any speed.
-`mdb_env_copy` is not used: it keeps the writer out while it writes the first two pages, and does not say how long the
-copy will be.
+`mdb_env_copy` is not used: it blocks the writer while it writes the first two pages, and does not report the size of
+the copy in advance.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def page_copy(disk: Disk) -> Iterator[PageCopy]:
 
 
 def _chunks(path: Path, file: int, heads: bytes, end: int) -> Iterator[bytes]:
-    """Yield both meta pages, which say the same, and all pages behind them."""
+    """Yield both meta pages, with equal content, and all pages behind them."""
     yield heads
     at = len(heads)
     while at < end:

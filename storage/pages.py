@@ -158,7 +158,7 @@ def _reading(path: Path) -> Iterator[int]:
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from error
     except OSError as error:
-        kind = Damaged if error.errno == EIO else StoreError  # the disk has lost something, or won't say
+        kind = Damaged if error.errno == EIO else StoreError  # the disk has lost data, or the file can't be opened now
         raise kind(f"{path}: {error.strerror}") from error
     finally:
         os.close(file)

@@ -3,7 +3,7 @@
 tx_pending   0x00 | number u64 → txid    in the order of submission; the record says the number too
              0x01 → [count, bytes]       of all of them
 
-A transaction that was in a block is none of them, also when a rollback makes it wait again.
+A transaction that was in a block is not among them, also when a rollback makes it wait again.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class PendingStore:
         there = cursor.prev() if cursor.set_range(_TOTALS) else cursor.last()
         return _NUMBER.unpack(cursor.key()[1:])[0] + 1 if there else 0
 
-    def change(self, txn: Txn, gone: list[int], new: list[tuple[int, bytes]]) -> list[int]:
+    def change(self, txn: Txn, removed: list[int], new: list[tuple[int, bytes]]) -> list[int]:
         """Take numbers out of the order and put others in; return those that were not there."""
-        lost = [number for number in gone if not txn.delete(_ORDER + _NUMBER.pack(number), db=self.db)]
+        lost = [number for number in removed if not txn.delete(_ORDER + _NUMBER.pack(number), db=self.db)]
         txn.cursor(self.db).putmulti([(_ORDER + _NUMBER.pack(number), txid) for number, txid in sorted(new)])
         return lost
 

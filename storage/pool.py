@@ -32,7 +32,7 @@ _STALE = b"records_stale"  # in utxo_meta: blocks may have been applied while re
 
 
 class Pool:
-    """The tables on one disk. Who changes them does it through `storage.pool_rows`."""
+    """The tables on one disk. They are changed through `storage.pool_rows` only."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk

@@ -32,12 +32,15 @@ def move(pool: Pool, txn: Txn, moved: list[Moved]) -> None:
 def _count(pool: Pool, txn: Txn, moved: list[Moved]) -> None:
     """Keep the order and the totals of submissions in step."""
     numbers = [(txid, was[3:], now[3:]) for txid, was, now in moved if was[3] != now[3]]
-    gone = {number: (txid, weight) for txid, (number, weight), _ in numbers if number is not None}
+    removed = {number: (txid, weight) for txid, (number, weight), _ in numbers if number is not None}
     new = [(number, txid, weight) for txid, _, (number, weight) in numbers if number is not None]
     if not numbers:
         return
     pending = pool.pending
-    for number in pending.change(txn, sorted(gone), [(number, txid) for number, txid, _ in new]):
-        raise Damaged(f"the submission {gone[number][0].hex()} is not in the order of submissions at {number}")
-    before, size = pending.totals(txn), sum(weight for *_, weight in new) - sum(weight for _, weight in gone.values())
-    pending.put_totals(txn, Totals(before.count + len(new) - len(gone), before.size + size))
+    for number in pending.change(txn, sorted(removed), [(number, txid) for number, txid, _ in new]):
+        raise Damaged(f"the submission {removed[number][0].hex()} is not in the order of submissions at {number}")
+    before, size = (
+        pending.totals(txn),
+        sum(weight for *_, weight in new) - sum(weight for _, weight in removed.values()),
+    )
+    pending.put_totals(txn, Totals(before.count + len(new) - len(removed), before.size + size))

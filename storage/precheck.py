@@ -1,4 +1,4 @@
-"""What some milliseconds say about a store at rest, whatever its size: most damage is refused before a daemon listens.
+"""A check of a closed store in some milliseconds, whatever its size: most damage is found before a daemon listens.
 
 LMDB may abort the process while it reads a damaged file, so this belongs into a child process.
 """
@@ -67,7 +67,7 @@ def _check_tables(disk: Disk) -> None:
         written = None if meta is None else txn.get(FORMAT_KEY, db=meta)
         if written is None:  # it was never run, or not to the end of its first start
             if any(txn.stat(db)["entries"] for db in disk.tables.values()):
-                raise Damaged(f"{disk.folder}: it has rows, but does not say its format")
+                raise Damaged(f"{disk.folder}: it has rows, but no format")
             return
     for table in TABLES:
         if table not in disk.tables:

@@ -88,6 +88,6 @@ class Marks:
 
     def held_by(self, pid: int) -> bool:
         """Return whether another process, `pid`, is marked."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, pid, 1, 0)
-        kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, pid, 1, 0)
+        kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, request))
         return bool(kind != fcntl.F_UNLCK and holder == pid)

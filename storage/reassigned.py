@@ -3,8 +3,8 @@
     tx_reassigned   0x00 | txid | index u32                       the first owner and those after it
                     0x01 | kind u8 | key | txid | index u32       empty: an owner of the output is found under this key
 
-Kinds number the indexes by owner; keys are those of the index, filled up to 32 bytes. Who searches for the outputs of
-an owner needs one seek here to know that none was reassigned.
+Kinds number the indexes by owner; keys are those of the index, padded to 32 bytes. A search for the outputs of an
+owner needs one seek here to find that none was reassigned.
 """
 
 from __future__ import annotations

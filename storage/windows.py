@@ -8,14 +8,14 @@ from storage.history.layout import State
 
 
 class Windows(NamedTuple):
-    """How far back, in blocks: spent outputs can be asked for, and rollback reaches."""
+    """How far back, in blocks, spent outputs can be queried and a rollback reaches."""
 
     prune_depth: int
     rollback_window: int
 
     @property
     def keep_undo(self) -> int:
-        """Return how long an undo log is kept: it also names the spent outputs that are still there."""
+        """Return for how many blocks an undo log is kept: it also names the spent outputs that can be queried."""
         return max(self.prune_depth, self.rollback_window)
 
     def floor(self, state: State) -> int:
@@ -27,11 +27,11 @@ class Windows(NamedTuple):
         return max(state.tip - self.keep_undo, state.floor + 1)
 
     def backlog(self, state: State) -> int:
-        """Return how many blocks' undo logs are due to go."""
+        """Return how many blocks' undo logs are due for deletion."""
         return self.undo_limit(state) - state.floor - 1
 
 
-class Gone(NamedTuple):
+class Removed(NamedTuple):
     """How much one step removed."""
 
     spent_outputs: int = 0
@@ -42,6 +42,6 @@ class Gone(NamedTuple):
     def __bool__(self) -> bool:
         return any(self)
 
-    def plus(self, other: Gone) -> Gone:
-        """Return both."""
-        return Gone(*(a + b for a, b in zip(self, other, strict=True)))
+    def plus(self, other: Removed) -> Removed:
+        """Return the sum."""
+        return Removed(*(a + b for a, b in zip(self, other, strict=True)))

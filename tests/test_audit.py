@@ -429,7 +429,7 @@ def test_what_is_half_made_is_no_damage(store: Daemon) -> None:
         harm(store, put(name(of) + keys.u32(1), pack(Page(2, 0, creating=True))))
     found = audited(store)
     assert found.findings == []
-    assert sorted(found.half_made) == sorted(
+    assert sorted(found.incomplete) == sorted(
         [
             f"transaction {name('begun').hex()} was begun: it has a lock and nothing else",
             f"transaction {name('cut off').hex()} is half-made: 2 of 3 pages, and no process continues it",
@@ -437,7 +437,7 @@ def test_what_is_half_made_is_no_damage(store: Daemon) -> None:
     )
     done = store.run("verify")
     assert (done.returncode, done.stderr) == (0, b"")
-    assert sorted(done.stdout.decode().splitlines()) == sorted([*found.half_made, "sound"])
+    assert sorted(done.stdout.decode().splitlines()) == sorted([*found.incomplete, "sound"])
 
 
 def test_pages_that_the_pruner_is_about_to_remove(store: Daemon) -> None:

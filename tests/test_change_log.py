@@ -79,7 +79,7 @@ def append(log: ChangeLog, *facts: Fact) -> list[Fact]:
 
     def work(_: object) -> None:
         for fact in facts:
-            log.tell(fact)
+            log.record(fact)
 
     log.write(work)
     return log.written

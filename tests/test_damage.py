@@ -151,7 +151,7 @@ AT_START: dict[str, tuple[Callable[[Daemon], object], str]] = {
     "a table that is gone": (lambda d: drop(d, OUTPUT), f"the table {OUTPUT} is missing"),
     "a format that is gone": (
         lambda d: harm(folder(d), lambda hand: hand.delete(META, b"format")),
-        "it has rows, but does not say its format",
+        "it has rows, but no format",
     ),
     "a tip that has no row": (
         lambda d: harm(folder(d), lambda hand: hand.change_state(tip=(1 << 32) - 1)),

@@ -73,7 +73,7 @@ def test_a_new_store_has_the_format_of_this_version(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_never_run_has_no_format(tmp_path: Path) -> None:
-    with Disk(tmp_path, TABLES, version=FORMAT) as disk, pytest.raises(WrongFormat, match="never run"):
+    with Disk(tmp_path, TABLES, version=FORMAT) as disk, pytest.raises(WrongFormat, match="has no format"):
         HistoryStore(disk).check_chain("cardano/mainnet")
 
 

@@ -114,14 +114,14 @@ def test_the_subscriber_misses_nothing(language: str, daemon: Daemon, tmp_path: 
         read_until(lambda: len(set(heard)) == BLOCKS, process)
         with daemon.client() as client:
             assert client.ask(back_to("origin"))["status"] == "rolled_back"
-        read_until(lambda: heard[-1] == "back to origin", process)  # the transactions of undone blocks come before
+        read_until(lambda: heard[-1] == "rolled back to origin", process)  # after the transactions of undone blocks
         assert daemon.term() == 0
         assert process.wait(PATIENCE_S) == 0
     blocks = [f"block {height} {named(f'block {height}').hex()}" for height in range(1, BLOCKS + 1)]
     waiting = {f"transaction {named(f'tx {height}').hex()} pending rollback" for height in range(1, BLOCKS + 1)}
     told = list(dict.fromkeys(heard))
     assert len(heard) <= len(told) + 1  # the fact at which it was killed may come again
-    assert told[:BLOCKS] == blocks and told[-1] == "back to origin"
+    assert told[:BLOCKS] == blocks and told[-1] == "rolled back to origin"
     assert set(told[BLOCKS:-1]) == waiting
 
 

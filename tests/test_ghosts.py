@@ -285,7 +285,7 @@ def _flip(table: str) -> Callable[[Txn, LocalStore], object]:
     ("damage", "said"),
     [
         (_lose(META), "block 0 of generation 0 of the ghosts is not there"),
-        (_lose(LIVE), "0 transactions are marked as ghosts, their generations say 4"),
+        (_lose(LIVE), "0 transactions are marked as ghosts, their generations count 4"),
         (_lose(SPEND), "what a ghost spends is not there"),
         (_lose(INDEX), "the index of its transactions does not have number"),
         (_lose(INDEX, bytes((0, 0, 0, 0, 1))), "the index of its spends does not have number"),

@@ -77,11 +77,11 @@ def test_a_checksum_is_computed_once_and_never_taken_for_another(monkeypatch: py
 
     monkeypatch.setattr("storage.history.held.is_intact", counted)
     checked, good = Checked(), seal(1, b"good")
-    assert [checked.knows(good, 7) for _ in range(3)] == [True] * 3 and computed == [good]
-    assert not checked.knows(good[:-1] + b"?", 8) and not checked.knows(good[:-1] + b"?", 8)
+    assert [checked.contains(good, 7) for _ in range(3)] == [True] * 3 and computed == [good]
+    assert not checked.contains(good[:-1] + b"?", 8) and not checked.contains(good[:-1] + b"?", 8)
     other = seal(1, b"else")
-    assert checked.knows(other, 7) and computed[-1] == other  # the same key, rewritten
-    assert checked.knows(good, b"another key") and len(computed) == 5
+    assert checked.contains(other, 7) and computed[-1] == other  # the same key, rewritten
+    assert checked.contains(good, b"another key") and len(computed) == 5
 
 
 def test_damage_is_found_by_the_first_read(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ class Scenario(RuleBasedStateMachine):
             point: (coin.output.address, coin.output.value) for point, coin in coins.items()
         }
         audited = audit(self.tx_blocks.transactions)
-        assert (audited.findings, audited.half_made) == ([], [])
+        assert (audited.findings, audited.incomplete) == ([], [])
         MET.meet("a contradiction", audited.contradictions)
         assert self.lies or audited.contradictions == []
 

@@ -216,7 +216,7 @@ def test_unknown_types_are_counted_under_one_label() -> None:
     numbers = Numbers()
     known = set(numbers.messages)
     for n in range(1000):
-        numbers.heard(f"Kind{n}")
+        numbers.count_message(f"Kind{n}")
     assert set(numbers.messages) == known and numbers.unknown_messages == 1000
 
 

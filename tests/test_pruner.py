@@ -63,7 +63,7 @@ def test_only_the_latest_height_counts_and_what_is_passed_is_counted() -> None:
     requests = Requests("auto", done=4)
 
     def persisted(height: int) -> Request | None:
-        requests.look(World(tip=100, persisted=height))
+        requests.observe(World(tip=100, persisted=height))
         return requests.queued
 
     persisted(5)
@@ -79,24 +79,24 @@ def test_only_the_latest_height_counts_and_what_is_passed_is_counted() -> None:
 
 def test_a_persister_is_listened_to_once_it_has_spoken() -> None:
     auto = Requests("auto")
-    auto.look(World(tip=60))
+    auto.observe(World(tip=60))
     assert auto.queued == Request(60, "applied")
-    auto.look(World(tip=61, persisted=40))
+    auto.observe(World(tip=61, persisted=40))
     assert auto.queued == Request(40, "persisted"), "the height asked for before goes no more"
     always = Requests("applied")
-    always.look(World(tip=60, persisted=40))
+    always.observe(World(tip=60, persisted=40))
     assert always.queued == Request(60, "applied")
     never = Requests("persisted")
-    never.look(World(tip=60))
+    never.observe(World(tip=60))
     assert never.queued is None
-    never.look(World(tip=60, persisted=70))
+    never.observe(World(tip=60, persisted=70))
     assert never.queued == Request(60, "persisted"), "nobody prunes above the tip"
 
 
 def test_a_rollback_withdraws_what_was_asked_for() -> None:
     requests = Requests("applied")
-    requests.look(World(tip=20))
-    requests.look(World(tip=15))
+    requests.observe(World(tip=20))
+    requests.observe(World(tip=15))
     assert requests.queued is not None
     assert requests.queued.height == 15
 

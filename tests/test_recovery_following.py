@@ -55,7 +55,7 @@ class Log:
     def log(self, *facts: Fact) -> None:
         def work(_: Any) -> None:
             for fact in facts:
-                self.changes.tell(fact)
+                self.changes.record(fact)
 
         self.changes.write(work)
         self.rung.set()

@@ -244,7 +244,8 @@ def test_a_store_of_another_kind_is_refused(kind: str, other: str, tmp_path: Pat
         daemon.configure(utxo={"store": other})
         done = daemon.run("run")
         assert done.returncode == 3
-        assert f'this is a {kind} store, the configuration says utxo.store = "{other}": say "{kind}"' in reason(done)
+        why = f'this is a {kind} store, the configuration says utxo.store = "{other}": set it to "{kind}"'
+        assert why in reason(done)
         daemon.configure(utxo={"store": kind})
         daemon.start()
         daemon.assert_sound()

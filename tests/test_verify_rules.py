@@ -644,9 +644,9 @@ def test_undo_logs_are_tried_on_a_copy(
     monkeypatch.setattr(History, "rollback", rollback)
     assert findings(copy, quick=True) == [] and not went
     found = findings(copy, quick=False)
-    assert found and all(each.startswith(f"after taking blocks back to {floor}: ") for each in found)
+    assert found and all(each.startswith(f"after rolling blocks back to {floor}: ") for each in found)
     assert went == [*range(tip - 1, floor - 1, -1)]
-    assert any("other outputs are unspent" in each for each in found) == (wrong is one_bit_less), found
+    assert any("the unspent outputs are not those" in each for each in found) == (wrong is one_bit_less), found
 
 
 def test_a_filter_that_lost_a_write_is_noticed_before_anything_is_written(copy: Path) -> None:

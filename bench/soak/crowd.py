@@ -48,7 +48,7 @@ class Crowd:
         return self.sockets
 
     def push(self, clients: list[socket.socket], out: Callable[[], bytes], *, read: bool) -> None:
-        """Send without pause on all of them; those that do not `read` leave every answer lying."""
+        """Send without pause on all of them; those that do not `read` leave every answer unread."""
         pending = {client: memoryview(out()) for client in clients}
         while not self.ending.is_set() and pending:
             readable, writable, _ = select.select(list(pending) if read else [], list(pending), [], 0.05)
@@ -71,7 +71,7 @@ class Crowd:
         self.met["attacking messages"] += not left
 
     def close(self) -> None:
-        """Hang up everywhere."""
+        """Disconnect all."""
         for client in self.sockets:
             client.close()
 
@@ -99,7 +99,7 @@ def _refused_blocks(crowd: Crowd) -> None:
 
 
 def _unread_answers(crowd: Crowd) -> None:
-    """Many clients ask and never read."""
+    """Many clients send requests and never read."""
     hello = wire.encode(Hello(client="x" * 20, seq=1), "frames") * 200
     crowd.push(crowd.connect(_CLIENTS), lambda: hello, read=False)
 
@@ -117,14 +117,16 @@ def _half_messages(crowd: Crowd) -> None:
 
 def _subscribers(crowd: Crowd) -> None:
     """Many clients subscribe to everything and never read."""
-    wish = wire.encode(Subscribe(events=["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]), "frames")
+    subscription = wire.encode(
+        Subscribe(events=["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]), "frames"
+    )
     for client in crowd.connect(_CLIENTS):
-        client.send(wish)
+        client.send(subscription)
     crowd.ending.wait()
 
 
 def _comers_and_goers(crowd: Crowd) -> None:
-    """Clients connect, say something, and disconnect, without end."""
+    """Clients connect, send something, and disconnect, without end."""
     hello = wire.encode(Hello(client="x", seq=1), "frames")
     while not crowd.ending.is_set():
         with socket.socket(socket.AF_UNIX) as client:

@@ -9,7 +9,7 @@ from random import Random
 
 from bench.soak.disk_log import build
 from bench.soak.scenario import Scenario, digest_of
-from bench.soak.target import Broken, Gone, Met, Target, any_kind
+from bench.soak.target import Broken, Disconnected, Met, Target, any_kind
 from handlers.events import Ack, Error, TxSubmitted
 
 _BLOCKS = 50
@@ -38,7 +38,7 @@ def round(folder: Path, seed: int) -> Met:
         with target.link() as link:
             done = _place(scenario, link.welcome().tip, done, sent)
             for n in range(done, len(scenario)):
-                if not isinstance(link.ask(scenario.numbered(n)), Ack) and not _may_fail(scenario, n):
+                if not isinstance(link.request(scenario.numbered(n)), Ack) and not _may_fail(scenario, n):
                     raise Broken(f"message {n} is refused on a disk that works again")
         target.stop()
         target.verify()
@@ -53,7 +53,7 @@ def _feed(target: Target, scenario: Scenario, goal: int, so_far: tuple[int, int]
     done, sent = so_far
     try:
         target.wait_until_it_listens()
-    except Gone:  # the fault hit the start
+    except Disconnected:  # the fault hit the start
         met["starts refused by a disk"] += 1
         return done, sent
     try:
@@ -71,7 +71,7 @@ def _feed(target: Target, scenario: Scenario, goal: int, so_far: tuple[int, int]
                     met[f"messages answered {answer.code}"] += 1
                     break
                 done += 1
-    except (Gone, OSError):  # it ended while we spoke
+    except (Disconnected, OSError):  # the daemon ended meanwhile
         met["connections ended by a disk"] += 1
     return done, sent
 

@@ -59,7 +59,7 @@ class Honest:
             with self._target.link() as link:
                 while self.done < len(self._scenario):
                     began = time.monotonic()
-                    answer = link.ask(self._scenario.numbered(self.done))
+                    answer = link.request(self._scenario.numbered(self.done))
                     self.longest_s = max(self.longest_s, time.monotonic() - began)
                     submitted = isinstance(self._scenario.steps[self.done].message, TxSubmitted)
                     if not isinstance(answer, Ack) and not (submitted and isinstance(answer, Error)):
@@ -112,7 +112,7 @@ def _attack(target: Target, random: Random, scenario: Scenario, messages: int, m
     sent = 0
     while sent < messages:
         variety, json = random.choice(((lines, True), (frames, False)))
-        received = bytearray()  # of an answer that has not come whole yet
+        received = bytearray()  # of an incomplete answer
         with target.link() as link:
             for n in range(random.randint(1, 20)):
                 burst = random.choices(variety, k=_AT_ONCE)
@@ -126,7 +126,7 @@ def _attack(target: Target, random: Random, scenario: Scenario, messages: int, m
 
 
 def _exchange(link: socket.socket, out: bytes, received: bytearray, *, json: bool, met: Met) -> bool:
-    """Send while reading what comes back; return whether the connection still stands.
+    """Send while reading the answers; return whether the connection is still open.
 
     A daemon that waits for the rest of a frame whose length was changed is left alone: the client disconnects.
     """

@@ -15,7 +15,7 @@ _THOROUGH = 4  # one life in so many ends with a walk through the whole store
 
 
 class Life:
-    """One store and its feeder, who asks after every kill where to continue."""
+    """One store and its feeder, which resumes after every kill."""
 
     def __init__(self, target: Target, random: Random, scenario: Scenario) -> None:
         self.target, self.random, self.scenario = target, random, scenario
@@ -36,9 +36,9 @@ class Life:
         return link
 
     def check_submissions(self, link: Link) -> None:
-        """Send accepted submissions again: the daemon has to know each of them."""
+        """Send accepted submissions again: the daemon has to have each of them already."""
         for n in self.submitted:
-            answer = link.ask(self.scenario.numbered(n))
+            answer = link.request(self.scenario.numbered(n))
             if not (isinstance(answer, Ack) and answer.status == "duplicate"):
                 raise Broken(f"submission {n} was accepted before the kill and is now answered {answer}")
             self.met["submissions found again"] += 1

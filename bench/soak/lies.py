@@ -179,7 +179,7 @@ def round(folder: Path, seed: int) -> Met:
         link = target.link()
         for n in range(_MESSAGES):
             message = liar.message()
-            answer = link.ask(msgspec.structs.replace(message, seq=n))
+            answer = link.request(msgspec.structs.replace(message, seq=n))
             if not isinstance(answer, Ack | Error):
                 raise Broken(f"{message} was answered {answer}")
             liar.answered(message, answer)
@@ -221,7 +221,7 @@ def _roll_everything_back(target: Target, liar: Liar, met: Met) -> None:
         while len(liar.chain) > 1:
             to = liar.chain[-2]
             message = Rollback(seq=1, to=RollbackPoint(slot=to.point.slot, hash=to.hash, height=to.height))
-            answer = link.ask(message)
+            answer = link.request(message)
             if isinstance(answer, Error) and answer.code == "beyond_rollback_floor":
                 break
             if not isinstance(answer, Ack):

@@ -154,8 +154,8 @@ class Mutator:
 
     def _remove(self, value: Any) -> Any:
         if isinstance(value, dict) and value:
-            gone = self._random.choice(list(value))
-            return {name: each for name, each in value.items() if name != gone}
+            removed = self._random.choice(list(value))
+            return {name: each for name, each in value.items() if name != removed}
         return value[:-1] if isinstance(value, list | bytes | str) else None
 
     def _rename(self, value: Any) -> Any:

@@ -70,7 +70,7 @@ def _moments(life: Recorded, random: Random) -> list[int]:
 
 
 def record(folder: Path, random: Random, seed: int) -> Recorded:
-    """Feed a daemon and record what it writes, until it is asked to end."""
+    """Feed a daemon and record what it writes, until it is stopped."""
     library = build(Path(tempfile.gettempdir()))
     settings = any_kind(random)
     scenario = Scenario(seed, _BLOCKS, submissions="enabled = false" not in settings)
@@ -108,7 +108,7 @@ def check(life: Recorded, files: dict[str, bytes], at_s: float, random: Random, 
             os.link(path, place)  # a power cut changes the content of a file, not its inode, by which a store is known
         place.write_bytes(content)
     _check_recovery(target.data / "recovery.db", met)
-    if not least or random.random() < _BOOTED:  # before the first answer the store may be half made
+    if not least or random.random() < _BOOTED:  # before the first answer the store may be incomplete
         _boot(life, target, least, most)
         met["daemons started after a power cut"] += 1
         met["daemons started on a half-made store"] += not least
@@ -146,7 +146,7 @@ def _boot(life: Recorded, target: Target, least: int, most: int) -> None:
             if not found:
                 raise Broken(f"a power cut after {least} acknowledged of {most} sent messages leaves the tip {tip}")
             for n in range(found[0], len(life.scenario)):
-                answer = link.ask(life.scenario.numbered(n))
+                answer = link.request(life.scenario.numbered(n))
                 if not _fits(answer, life.scenario, n):
                     raise Broken(f"message {n} was answered {answer} after a power cut")
         target.stop()

@@ -67,7 +67,7 @@ def round(folder: Path, seed: int) -> Met:
     with Target(folder, _SETTINGS) as target:
         target.start()
         with target.link() as link:
-            _ask(link, payments.first())
+            _send_block(link, payments.first())
             with _paused_reader(target, stop):
                 before, growth = [_size_after(link, payments, target, met) for _ in range(2)]
         met.highest("growth next to a paused reader, percent", 100 * growth / before - 100)
@@ -83,20 +83,20 @@ def _size_after(link: Link, payments: _Payments, target: Target, met: Met) -> in
     """Feed for a while; return the bytes of the file then."""
     until = time.monotonic() + _HALF_S
     while time.monotonic() < until:
-        _ask(link, payments.block())
+        _send_block(link, payments.block())
         met["blocks next to a paused reader"] += 1
     return (target.data / "lmdb" / "data.mdb").stat().st_blocks * 512
 
 
-def _ask(link: Link, block: BlockApplied) -> None:
-    answer = link.ask(msgspec.structs.replace(block, seq=1))
+def _send_block(link: Link, block: BlockApplied) -> None:
+    answer = link.request(msgspec.structs.replace(block, seq=1))
     if not isinstance(answer, Ack):
         raise Broken(f"block {block.height} was answered {answer}")
 
 
 @contextmanager
 def _paused_reader(target: Target, stop: Stop) -> Iterator[None]:
-    """Start an export and let it stand still once it has begun to write."""
+    """Start an export, and stop it once it has begun to write."""
     command = [sys.executable, "-m", "daemon.cli", "export", "--config", str(target.config)]
     reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert reader.stdout is not None

@@ -127,7 +127,7 @@ def _converse(target: Target, requests: Requests, random: Random, met: Met) -> i
     wished, sent = random.randint(1, 40), 0
     with socket.create_connection(("127.0.0.1", target.port), DEADLINE_S) as link:
         link.settimeout(DEADLINE_S)
-        if random.random() < 0.05:  # half a request, and gone
+        if random.random() < 0.05:  # half a request, then disconnect
             link.sendall(requests.request()[: random.randint(1, 40)])
             met["half requests"] += 1
             return 1
@@ -141,7 +141,7 @@ def _converse(target: Target, requests: Requests, random: Random, met: Met) -> i
                 met["connections ended by the worker"] += 1
                 break
             except TimeoutError:
-                break  # a changed head may announce a body that never comes
+                break  # a changed head may announce a body that is never sent
             met[f"answered {status}"] += 1
             if status == 500:
                 raise Broken(f"answered 500: {raw!r}")
@@ -175,14 +175,14 @@ def _more(link: socket.socket) -> bytes:
 
 
 def _check_health(target: Target) -> None:
-    """Ask whether the worker lives: it has to report it within a second."""
+    """Request the worker's liveness: it has to answer within a second."""
     began = time.monotonic()
-    _ask_health(target)
+    _request_health(target)
     if (took := time.monotonic() - began) > 1.0:
         raise Broken(f"/health/live took {took:.2f} s")
 
 
-def _ask_health(target: Target) -> None:
+def _request_health(target: Target) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/health/live", timeout=DEADLINE_S) as answer:
         if answer.status != 200:
             raise Broken(f"/health/live answers {answer.status}")
@@ -192,7 +192,7 @@ def _wait_for_http(target: Target) -> None:
     until = time.monotonic() + DEADLINE_S
     while True:
         try:
-            _ask_health(target)
+            _request_health(target)
         except (urllib.error.URLError, ConnectionError):
             if time.monotonic() > until:
                 raise Broken(f"HTTP does not answer: {target.log_end()}") from None

@@ -1,4 +1,4 @@
-"""A made-up chain with forks, rollbacks and submissions, and the live set that each prefix of it leads to."""
+"""A generated chain with forks, rollbacks and submissions, and the live set that each prefix of it leads to."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Scenario:
         self._add(block, sample.tip)
 
     def _some(self, block: BlockApplied) -> list[Tx]:
-        """Return transactions of a block that can be submitted before it comes, some with their bytes."""
+        """Return transactions of a block that can be submitted before the block, some with their bytes."""
         here = {tx.txid for tx in block.txs}
         fit = [tx for tx in block.txs if tx.valid and not here.intersection(txid for txid, _ in tx.inputs)]
         chosen = self._random.sample(fit, min(len(fit), self._random.randint(1, 3)))

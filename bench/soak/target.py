@@ -1,4 +1,4 @@
-"""A daemon under attack: started, killed and started again on one folder, and asked what it knows."""
+"""A daemon under attack: started, killed and started again on one folder, and queried."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Broken(AssertionError):
     """A promise that did not hold under attack."""
 
 
-class Gone(Broken):
+class Disconnected(Broken):
     """The daemon has ended, or has ended the connection."""
 
 
@@ -94,7 +94,7 @@ class Link:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hang up."""
+        """Disconnect."""
         self.socket.close()
 
     def send(self, *messages: Inbound) -> None:
@@ -120,18 +120,18 @@ class Link:
                 return None
             self._buffer += more
 
-    def ask(self, message: Inbound) -> Answer:
+    def request(self, message: Inbound) -> Answer:
         """Send a message that has a `seq` and return its answer."""
         self.send(message)
         answer = self.receive()
         if answer is None:
-            raise Gone(f"the connection ended instead of an answer to {type(message).__name__}")
+            raise Disconnected(f"the connection ended instead of an answer to {type(message).__name__}")
         return answer
 
     def welcome(self, network_height: int | None = None) -> Welcome:
         """Return where the daemon is."""
         tip = None if network_height is None else NetworkTip(height=network_height)
-        answer = self.ask(Hello(client="soak/1", network_tip=tip))
+        answer = self.request(Hello(client="soak/1", network_tip=tip))
         if not isinstance(answer, Welcome):
             raise Broken(f"Hello was answered by {answer}")
         return answer
@@ -186,7 +186,9 @@ class Target:
             else:
                 return
             if self.process.poll() is not None:
-                raise Gone(f"the daemon ended with {self.process.returncode} instead of listening: {self.log_end()}")
+                raise Disconnected(
+                    f"the daemon ended with {self.process.returncode} instead of listening: {self.log_end()}"
+                )
             if time.monotonic() > until:
                 raise Broken(f"the daemon does not listen after {DEADLINE_S:.0f} s: {self.log_end()}")
             time.sleep(0.005)
@@ -223,7 +225,7 @@ class Target:
         try:
             return Link(self.socket_path)
         except OSError as error:
-            raise Gone(f"the daemon does not accept connections: {error}") from error
+            raise Disconnected(f"the daemon does not accept connections: {error}") from error
 
     def memory(self) -> int:
         """Return the bytes of memory that belong to the process alone."""

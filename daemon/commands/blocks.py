@@ -10,7 +10,7 @@ from rich.table import Table
 
 from config.settings import Config
 from daemon.commands.common import FAILED, WRONG_USE, Exit, pipe_may_close, show
-from daemon.commands.lookup import asking, heading, list_of, print_json, show_fields
+from daemon.commands.lookup import heading, list_of, print_json, querying, show_fields
 from daemon.store import windows
 from handlers.answers import TipAnswer
 from handlers.blocks import facts
@@ -20,7 +20,7 @@ from handlers.deltas import Changed, InJson, NoDelta, find, read_block
 def block(config: Config, text: str, *, as_json: bool) -> None:
     """Print what is kept of one block."""
     wanted = _block(text)
-    with asking(config) as shot:
+    with querying(config) as shot:
         try:
             found = facts(shot, wanted)
         except NoDelta as none:
@@ -41,7 +41,7 @@ def _block(text: str) -> int | bytes:
 def delta(config: Config, text: str, *, as_json: bool) -> None:
     """Print what one block created and spent."""
     block = _block(text)
-    with asking(config) as shot:
+    with querying(config) as shot:
         try:
             found = find(shot, windows(config), block, InJson(shot))
         except NoDelta as none:

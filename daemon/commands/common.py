@@ -56,7 +56,7 @@ class Context:
     def go_on_in_child(self, place: Place | None = None, copies: Path | None = None) -> None:
         """Return in a child process, which a damaged store may end, if this process is the command's own.
 
-        Copies of the store that were made in the folder `copies` go with the child, however it ends.
+        Copies of the store in the folder `copies` are removed when the child ends, for any reason.
         """
         from daemon.child import go_on_in_child
         from storage.copies import remove_stale
@@ -65,7 +65,7 @@ class Context:
             return
         try:
             go_on_in_child(place)
-        finally:  # in both processes: what a killed verify has left, and what the child has
+        finally:  # in both processes: copies of a killed verify, and of the child
             if copies is not None:
                 remove_stale(copies)
 

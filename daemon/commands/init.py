@@ -1,4 +1,4 @@
-"""`utxod init`: a first configuration, asked for on a terminal or given by options."""
+"""`utxod init`: a first configuration, from prompts on a terminal or from options."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def init(
 ) -> None:
     """Write a configuration for a chain and its node to FILE.
 
-    On a terminal it asks for values that no option has. Elsewhere --family is required, and the rest has defaults.
+    On a terminal it prompts for values that no option has. Elsewhere --family is required, and the rest has defaults.
     FILE is /etc/utxod/utxod.toml where that can be written, else utxod.toml. An existing file is never overwritten.
     """
     file = file or (DEFAULT_FILE if os.access(DEFAULT_FILE.parent, os.W_OK) else Path("utxod.toml"))
     if file.exists():
         raise Exit(f"{file}: it is there already, and is not overwritten: name another file", WRONG_USE)
-    asks = sys.stdin.isatty() and sys.stderr.isatty()
+    interactive = sys.stdin.isatty() and sys.stderr.isatty()
     if family is None:
-        if not asks:
+        if not interactive:
             raise Exit("name the chain's family with --family: cardano, bitcoin or raw", WRONG_USE)
-        family = str(_ask("Family of the chain", "cardano", choice=click.Choice([*_NETWORKS])))
-    network = network or (_ask(f"Network ({', '.join(_NETWORKS[family])})", "mainnet") if asks else "mainnet")
+        family = str(_prompt("Family of the chain", "cardano", choice=click.Choice([*_NETWORKS])))
+    network = network or (_prompt(f"Network ({', '.join(_NETWORKS[family])})", "mainnet") if interactive else "mainnet")
     place = Path("/var/lib/utxod") if file == DEFAULT_FILE else Path("utxod-data").absolute()
-    data_dir = data_dir or (Path(_ask("Data folder", str(place))) if asks else place)
-    if node is None and asks and family in _EXAMPLES:
-        node = _ask(f"Node, as {_EXAMPLES[family]}; empty for none", "") or None
+    data_dir = data_dir or (Path(_prompt("Data folder", str(place))) if interactive else place)
+    if node is None and interactive and family in _EXAMPLES:
+        node = _prompt(f"Node, as {_EXAMPLES[family]}; empty for none", "") or None
     settings = {"data_dir": str(data_dir.absolute()), "chain.family": family, "chain.network": network}
     if listen is not None:
         settings["http.listen"] = listen
@@ -68,7 +68,7 @@ def init(
     click.echo("\n".join(_how_to_go_on(file, family, node, cookie)))
 
 
-def _ask(question: str, default: str, choice: click.Choice[str] | None = None) -> str:
+def _prompt(question: str, default: str, choice: click.Choice[str] | None = None) -> str:
     return str(click.prompt(question, default=default, type=choice, err=True))
 
 
@@ -93,7 +93,7 @@ def _of_node(family: str, node: str | None, cookie: Path | None) -> dict[str, st
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a configuration that is right, durably and under a name that nothing has.
+    """Write a valid configuration durably to a new file.
 
     Raises:
         Exit: it is wrong, or can't be written.

@@ -58,7 +58,7 @@ def transactions(config: Config, text: str, count: int, order: Order, cursor: st
         address = text_of.read(text)
     except AddressError as error:
         raise Exit(f"address: {error}; accepted are {text_of.forms}", WRONG_USE) from error
-    with asking(config) as shot:
+    with querying(config) as shot:
         found, tip = touching(shot, address, count, order, 1, cursor), shot.tip()
     if as_json:
         print_json({"tip": tip and to_tip(tip)} | msgspec.structs.asdict(found))
@@ -76,7 +76,7 @@ def transactions(config: Config, text: str, count: int, order: Order, cursor: st
 def datum(config: Config, text: str, *, as_json: bool) -> None:
     """Print one datum."""
     digest = _key("datum", text)
-    with asking(config) as shot:
+    with querying(config) as shot:
         found = find_datum(shot, digest)
     if found is None:
         raise Exit(f"no datum with the hash {digest.hex()} is known: not revealed yet, or forgotten", FAILED)
@@ -88,7 +88,7 @@ def datum(config: Config, text: str, *, as_json: bool) -> None:
 
 
 def _page(config: Config, where: _Where, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
-    with asking(config) as shot:
+    with querying(config) as shot:
         page, tip = shot.page(where(shot), count, order, 1, cursor), shot.tip()
     if as_json:
         print_json({"tip": tip and to_tip(tip), "utxos": page.utxos, "next_cursor": page.next_cursor})
@@ -100,7 +100,7 @@ def _page(config: Config, where: _Where, count: int, order: Order, cursor: str |
 def balance(config: Config, text: str, *, as_json: bool) -> None:
     """Print what an owner holds."""
     where, total = _owner(config, text), Sum(assets={})
-    with asking(config) as shot:
+    with querying(config) as shot:
         for so_far in shot.balance(where(shot)):
             total = so_far
         held = amounts(shot.query.unit, total.value, sorted(total.assets.items()))
@@ -123,7 +123,7 @@ def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None
         if not hash_mark and len(txid) == _HASH_DIGITS:
             raise Exit(f"which output? Write TXID#INDEX: {txid}#0 is its first", WRONG_USE)
     place = txid_of(txid), _index(index)
-    with asking(config) as shot:
+    with querying(config) as shot:
         found = shot.find(*place)
     if found is None:
         raise Exit(f"{txid}#{place[1]} is not here: never created, or spent and pruned", FAILED)
@@ -149,7 +149,7 @@ def show_fields(found: Struct) -> None:
 
 
 @contextmanager
-def asking(config: Config) -> Iterator[Snapshot]:
+def querying(config: Config) -> Iterator[Snapshot]:
     """Give one block boundary to query; what can't be answered is one line."""
     if not config.utxo.enabled:
         raise Exit("the UTXO store is not enabled (utxo.enabled)", FAILED)

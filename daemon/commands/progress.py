@@ -26,7 +26,7 @@ def in_numbers(count: float) -> str:
 
 
 class Progress:
-    """Says on standard error how much is done of a total, which may be unknown; `shown` writes a number of `unit`."""
+    """Reports on standard error how much of a total is done, if it is known; `shown` formats a number of `unit`."""
 
     def __init__(
         self, what: str, total: float | None, shown: Callable[[float], str] = in_bytes, unit: str = ""

@@ -127,9 +127,9 @@ def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
         show(*whole(row))
 
 
-def _report(asked: list[bytes], changed: set[bytes], what: str, why_not: str) -> None:
+def _report_each(requested: list[bytes], changed: set[bytes], what: str, why_not: str) -> None:
     """Report for each transaction whether it was changed; fail when none was."""
-    for txid in asked:
+    for txid in requested:
         click.echo(f"{txid.hex()} {what if txid in changed else why_not}")
     if not changed:
         sys.exit(FAILED)
@@ -142,7 +142,7 @@ def _report(asked: list[bytes], changed: set[bytes], what: str, why_not: str) ->
 def replay(context: click.Context, txids: list[bytes]) -> None:
     """Make dead and orphan transactions pending again, with fresh counters."""
     changed = _with(context.obj.config, lambda storage: storage.replay(txids), readonly=False)
-    _report(txids, changed, "pending again", "is neither dead nor an orphan")
+    _report_each(txids, changed, "pending again", "is neither dead nor an orphan")
 
 
 @recovery.command()
@@ -156,7 +156,7 @@ def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
     The daemon removes them and their descendants from its pool, and releases their claims.
     """
     changed = _with(context.obj.config, lambda storage: storage.discard(txids, reason), readonly=False)
-    _report(txids, changed, "deleted", "is final already, or not known")
+    _report_each(txids, changed, "deleted", "is final already, or not known")
 
 
 @recovery.command()
@@ -167,7 +167,7 @@ def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
 def reopen(context: click.Context, txids: list[bytes], reason: str) -> None:
     """Make transactions of any final status pending again: their status is determined from scratch."""
     changed = _with(context.obj.config, lambda storage: storage.reopen(txids, reason), readonly=False)
-    _report(txids, changed, "pending again", "is pending already, or not known")
+    _report_each(txids, changed, "pending again", "is pending already, or not known")
 
 
 @recovery.command()

@@ -58,7 +58,7 @@ def whole(row: Row) -> list[RenderableType]:
 
 
 def counted(counts: Counts, service: Numbers | None) -> list[RenderableType]:
-    """Return how many there are, and what the daemon does."""
+    """Return the counts by status, and the state of the daemon's service."""
     made = _table("status", "transactions")
     for status, count in counts.by_status.items():
         made.add_row(status, f"{count:,}")

@@ -69,7 +69,7 @@ async def _send(path: Path, file: Path | None, keep_going: bool, wait_s: float |
 
 
 def _answered(line: Line, seq: int) -> bool:
-    """Print what comes up to the answer of message `seq`; return whether it was accepted."""
+    """Print what the daemon sends up to the answer to message `seq`; return whether it was accepted."""
     while True:
         received = line.receive()
         click.echo(wire.encode(received, "json"), nl=False)

@@ -1,4 +1,4 @@
-"""The state of the daemon and its store: asks its socket, reads the store, and reads its counters."""
+"""The state of the daemon and its store, from the daemon's socket, its counters, and the store."""
 
 from __future__ import annotations
 
@@ -161,11 +161,11 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
 
 def _blobs(config: Config) -> int | None:
     """Return how many blobs there are in a folder; counting a bucket takes too long."""
-    wish = config.transactions
-    if not wish.enabled:
+    settings = config.transactions
+    if not settings.enabled:
         return None
     try:
-        blobs = open_blobs(wish.blob_store, config.data_dir, make=False)
+        blobs = open_blobs(settings.blob_store, config.data_dir, make=False)
         return blobs.count() if isinstance(blobs, Files) else None
     except BlobFailed:
         return None
@@ -203,7 +203,7 @@ def _utxo(config: Config, daemon: DaemonReport) -> Handler:
 
 
 def _transactions(config: Config, daemon: DaemonReport, store: StoreReport | None) -> Handler:
-    """Return the state of the transaction store: it moves with the UTXO store."""
+    """Return the state of the transaction store, which is committed together with the UTXO store."""
     if store is None or not config.transactions.enabled:
         return Handler("transactions", "off", "transactions.enabled" if store else "utxo.enabled")
     blobs = "blobs" if store.blobs is None else counted(store.blobs, "blob")

@@ -156,8 +156,8 @@ def _received(path: Path, events: Any, place: _Place) -> Iterator[Received]:
         try:
             with Line(path) as line:
                 place.lost = False
-                wish = Subscribe(events=events, from_sequence=place.next)
-                line.send(wish, Hello(client="utxod-tail/1"))  # in this order: nothing is missed after its tip
+                subscription = Subscribe(events=events, from_sequence=place.next)
+                line.send(subscription, Hello(client="utxod-tail/1"))  # in this order: nothing is missed after its tip
                 while not place.lost:
                     received = line.receive()
                     away = False
@@ -173,7 +173,7 @@ def _received(path: Path, events: Any, place: _Place) -> Iterator[Received]:
 
 
 def follow_log(source: str, count: int, printer: Printer) -> None:
-    """Show the last lines of a log, and those to come; standard input is read to its end."""
+    """Show the last lines of a log, and new ones as they are written; standard input is read to its end."""
     if source == "-":
         lines: Iterable[str] = (line.rstrip("\n") for line in sys.stdin)
     else:

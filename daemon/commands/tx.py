@@ -11,7 +11,7 @@ from rich.table import Table
 
 from config.settings import Config
 from daemon.commands.common import FAILED, Exit, pipe_may_close, show
-from daemon.commands.lookup import asking, heading, list_of, print_json, readable, txid_of
+from daemon.commands.lookup import heading, list_of, print_json, querying, readable, txid_of
 from daemon.store import reading
 from handlers.answers import Failure, TipAnswer, Utxo, to_tip
 from handlers.query import Snapshot
@@ -47,7 +47,7 @@ def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> No
     if not config.transactions.enabled:
         _outputs_of(config, txid, as_json=as_json)
         return
-    with asking(config) as shot:
+    with querying(config) as shot:
         answer = _answer(config, shot, txid, range((page - 1) * count, page * count))
     if answer is None:
         message = f"transaction {text} is not here: never seen, or pruned"
@@ -84,7 +84,7 @@ def _answer(config: Config, shot: Snapshot, txid: bytes, page: range) -> Answer 
 
 def _outputs_of(config: Config, txid: bytes, *, as_json: bool) -> None:
     """Print what is kept of a transaction where transactions are not, and that it is not the transaction."""
-    with asking(config) as shot:
+    with querying(config) as shot:
         outputs = shot.of_transaction(txid)
     what = "transactions are not kept (transactions.enabled)"
     if outputs:

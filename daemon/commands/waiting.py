@@ -6,7 +6,7 @@ from rich.table import Table
 
 from config.settings import Config
 from daemon.commands.common import FAILED, Exit, pipe_may_close, show
-from daemon.commands.lookup import asking, print_json
+from daemon.commands.lookup import print_json, querying
 from daemon.store import reading
 from handlers.answers import to_tip
 from handlers.waiting import MOST_EXAMINED, Order, Status, TooMuchToExamine, WaitingList, cut, resumed
@@ -16,7 +16,7 @@ def txs(config: Config, status: Status, order: Order, count: int, cursor: str | 
     """Print a page of the transactions that wait, or have lost a conflict."""
     if not config.transactions.enabled:
         raise Exit("transactions are not kept (transactions.enabled)", FAILED)
-    with asking(config) as shot:
+    with querying(config) as shot:
         walk, tip = WaitingList(reading(shot.store, config).view(shot.txn), status, order), shot.tip()
         after = None if cursor is None else resumed(cursor, status, order)
         try:

@@ -156,7 +156,7 @@ class Capacity:
         loop = asyncio.get_running_loop()
         now = loop.time()
         held_up = now - self._checked_at > 2 * _CHECK_EVERY_S  # input that clients have sent meanwhile was not read yet
-        self._checked_at = inf if held_up else now  # so two checks in a row are not passed over
+        self._checked_at = inf if held_up else now  # so that two checks in a row are not skipped
         if not held_up:
             for client in [*self._open]:
                 client.check(now)

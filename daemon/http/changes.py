@@ -29,13 +29,13 @@ class ChangeRoutes:
 
     async def changes(self, request: Request) -> Response:
         """A page of what was created and spent since a point."""
-        asked = paging(request.scope["query_string"], _REFUSED)
-        since = _since(request.scope["query_string"], asked.cursor)
+        requested = paging(request.scope["query_string"], _REFUSED)
+        since = _since(request.scope["query_string"], requested.cursor)
         with self._query.snapshot() as shot:
             changes, tip = Changes(shot), shot.tip()
             try:
                 with good_cursor():
-                    _begin(changes, since, asked.cursor)
+                    _begin(changes, since, requested.cursor)
             except UnknownPoint as error:
                 raise Problem(404, "unknown_point", str(error)) from error
             except PointGone as error:
@@ -45,7 +45,7 @@ class ChangeRoutes:
                 hint = "undo what came after the ancestor, and go on from there"
                 detail = {"ancestor": _shown(error.ancestor)}
                 raise Problem(409, "point_removed", str(error), hint, detail) from error
-            found, cursor = changes.page(asked.count)
+            found, cursor = changes.page(requested.count)
         here = "origin" if tip is None else f"{tip.height}.{tip.hash.hex()}"
         more = {"X-Next-From": here} if cursor is None else {"X-Next-Cursor": cursor}
         return answer(request, tip, _encode(found), more=more)

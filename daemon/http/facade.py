@@ -19,7 +19,7 @@ from handlers.transactions import Transactions
 from storage.windows import Windows
 
 Headers = list[tuple[bytes, bytes]]
-_LASTS = b"600"  # seconds for which a browser remembers what it may ask
+_LASTS = b"600"  # seconds for which a browser remembers what it may request
 _METHODS = b"GET, HEAD, POST, OPTIONS"
 
 
@@ -42,7 +42,7 @@ class Cors:
         self._origins = {*origins} or {"*"}
 
     def headers(self, scope: Scope) -> Headers:
-        """Return the headers that let the page which asks read the answer."""
+        """Return the headers that let the requesting page read the answer."""
         if "*" in self._origins:
             return [(b"access-control-allow-origin", b"*")]
         origin, varies = header(scope, b"origin"), (b"vary", b"Origin")
@@ -51,7 +51,7 @@ class Cors:
         return [(b"access-control-allow-origin", origin.encode("latin-1")), varies]
 
     def preflight(self, scope: Scope) -> Headers:
-        """Return the headers with which a browser learns that it may ask."""
+        """Return the headers that permit a browser's request."""
         wanted = header(scope, b"access-control-request-headers") or "*"
         return [
             *self.headers(scope),

@@ -8,11 +8,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon.http.reply import Problem, refused
 
-_OPEN = {"/health/live", "/health/ready", "/", "/docs"}  # the pages contain no data: they ask the user for the token
+_OPEN = {"/health/live", "/health/ready", "/", "/docs"}  # the pages contain no data: the user enters the token there
 
 
 class Guard:
-    """Admits requests that carry the token; health, and the pages that ask the user for it, are open to all."""
+    """Admits requests with the token; health, and the pages on which the user enters it, are open to all."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -23,7 +23,7 @@ class HistoryRoutes:
 
     async def address(self, request: Request) -> Response:
         """A page of the transactions that touched an address."""
-        asked = paging(request.scope["query_string"], _NO_TX_HAS)
+        requested = paging(request.scope["query_string"], _NO_TX_HAS)
         try:
             address = self._codec.read(request.path_params["address"])
         except AddressError as error:
@@ -31,7 +31,7 @@ class HistoryRoutes:
             raise Problem(400, "bad_address", f"address: {error}", hint) from error
         with self._query.snapshot() as shot, good_cursor():
             tip = shot.tip()
-            found = touching(shot, address, asked.count, asked.order, asked.page, asked.cursor)
+            found = touching(shot, address, requested.count, requested.order, requested.page, requested.cursor)
         headers = {"X-History-From": str(found.complete_from)}
         if found.next_cursor is not None:
             headers["X-Next-Cursor"] = found.next_cursor

@@ -1,4 +1,4 @@
-"""The pruner's journal: it moves without the tip, so its ETag knows of the answer itself."""
+"""The pruner's journal: it changes without the tip, so its ETag depends on the answer itself."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class JobRoutes:
 
     async def jobs(self, request: Request) -> Response:
         """A page of the pruner's cycles, the latest first."""
-        asked = paging(request.scope["query_string"], _LATEST_FIRST)
+        requested = paging(request.scope["query_string"], _LATEST_FIRST)
         with self._query.snapshot() as shot:
-            place, tip = resumed(shot, asked, _QUESTION), shot.tip()
+            place, tip = resumed(shot, requested, _QUESTION), shot.tip()
             before = None if place is None else _PLACE.unpack(place)[0]
             disk, txn = shot.store.disk, shot.txn
-            jobs = pruner_jobs(disk, txn, asked.count, page=asked.page, before=before)
+            jobs = pruner_jobs(disk, txn, requested.count, page=requested.page, before=before)
             headers = {}
             if jobs and pruner_jobs(disk, txn, 1, before=jobs[-1].number):
-                headers["X-Next-Cursor"] = shot.cut(_PLACE.pack(jobs[-1].number), _QUESTION, asked.order)
+                headers["X-Next-Cursor"] = shot.cut(_PLACE.pack(jobs[-1].number), _QUESTION, requested.order)
         return answer(request, tip, _encode(jobs), more=headers)

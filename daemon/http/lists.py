@@ -55,15 +55,15 @@ class Lists:
 
     async def _make(self, question: _Question, shot: Snapshot, scope: Scope) -> _Answer:
         text, query_string, as_cbor = question
-        asked = paging(query_string)
+        requested = paging(query_string)
         etag, _named, headers = stamp(*of(shot, as_cbor=as_cbor))
-        walk = _walk(shot, self._find(shot, text), asked)
-        if known(scope, etag):  # the query is valid, and the client wants no body
+        walk = _walk(shot, self._find(shot, text), requested)
+        if known(scope, etag):  # the query is valid, and the client has the answer already
             return _Answer(etag, headers, (), b"")
-        for _turn in walk.search((asked.page - 1) * asked.count, asked.count):
+        for _turn in walk.search((requested.page - 1) * requested.count, requested.count):
             await self._turns.next()
             shot.check_age()
-        places, cursor = walk.take(asked.count)
+        places, cursor = walk.take(requested.count)
         body = shot.cbor(places) if as_cbor else shot.json(places)
         kind = CBOR if as_cbor else JSON
         more = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]
@@ -92,9 +92,9 @@ def of(shot: Snapshot, *, as_cbor: bool = False) -> tuple[Point | None, *tuple[s
     return (tip, *form) if tip is not None else (tip, str(shot.state.unspent), *form)
 
 
-def _walk(shot: Snapshot, where: Listed, asked: Paging) -> Walk:
+def _walk(shot: Snapshot, where: Listed, requested: Paging) -> Walk:
     with good_cursor():
-        return shot.walk(where, asked.order, asked.cursor, asked.asset)
+        return shot.walk(where, requested.order, requested.cursor, requested.asset)
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:

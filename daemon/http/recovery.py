@@ -51,21 +51,21 @@ class RecoveryRoutes:
 
     async def transactions(self, request: Request) -> Response:
         """A page of transactions by their submission."""
-        asked = paging(request.scope["query_string"], _REFUSED)
+        requested = paging(request.scope["query_string"], _REFUSED)
         status = _status(request.scope["query_string"])
-        after = None if asked.cursor is None else _read(asked.cursor, status, asked.order)
+        after = None if requested.cursor is None else _read(requested.cursor, status, requested.order)
         with self._few(), _reached():
             rows = await (await self._open()).rows(
                 status,
-                asked.count + 1,
+                requested.count + 1,
                 after=after,
-                offset=0 if after else (asked.page - 1) * asked.count,
-                newest_first=asked.order == "desc",
+                offset=0 if after else (requested.page - 1) * requested.count,
+                newest_first=requested.order == "desc",
             )
         headers = {}
-        if len(rows) > asked.count:
+        if len(rows) > requested.count:
             rows.pop()
-            headers["X-Next-Cursor"] = cursors.write(_Cut(status, asked.order, rows[-1].place))
+            headers["X-Next-Cursor"] = cursors.write(_Cut(status, requested.order, rows[-1].place))
         return answer(request, self._tip(), _encode([told(row) for row in rows]), more=headers)
 
     async def transaction(self, request: Request) -> Response:

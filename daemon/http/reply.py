@@ -108,12 +108,12 @@ def _paging(query_string: bytes, refused: frozenset[str]) -> Paging:
 _known_paging = lru_cache(1024)(_paging)
 
 
-def resumed(shot: Snapshot, asked: Paging, question: bytes) -> bytes | None:
+def resumed(shot: Snapshot, requested: Paging, question: bytes) -> bytes | None:
     """Return the place where a cursor of a list that is not of outputs was cut, None without one."""
-    if asked.cursor is None:
+    if requested.cursor is None:
         return None
     with good_cursor():
-        return shot.read_cut(asked.cursor, question, asked.order)
+        return shot.read_cut(requested.cursor, question, requested.order)
 
 
 @contextmanager
@@ -240,7 +240,7 @@ def reply(content: object, headers: Mapping[str, str], status: int = 200) -> Res
 
 
 def refused(problem: Problem, headers: Mapping[str, str]) -> Response:
-    """Return why a question is not answered, in the one form."""
+    """Return why a query is not answered, in the API's error format."""
     return reply(problem.failure, {**headers, **UNSTORED}, problem.status)
 
 

@@ -34,7 +34,7 @@ class StatusRoute:
         """The whole status of the daemon."""
         with self.query.snapshot() as shot:
             status, tip = self._status(shot), shot.tip()
-        clock = status.chain.seconds_since_last_block  # runs on from the last block, which a client can count itself
+        clock = status.chain.seconds_since_last_block  # grows all the time; a client can count it itself
         timeless = replace(status, chain=replace(status.chain, seconds_since_last_block=clock and 0.0))
         return answer(request, tip, _encode(status), timeless=_encode(timeless))
 

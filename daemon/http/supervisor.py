@@ -54,7 +54,7 @@ def listen(where: Endpoint) -> socket.socket:
 
 
 def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
-    """Serve until asked to stop, without a daemon."""
+    """Serve without a daemon, until a signal stops the process."""
 
     async def main() -> None:
         supervisor = Supervisor(config, workers)
@@ -104,7 +104,7 @@ class Supervisor:
                     for number in range(self._workers):
                         workers.start_soon(self._supervise, sockets, number)
                     for (_, file), where in zip(files, wanted.values(), strict=True):
-                        workers.start_soon(_until_gone, file, where, workers.cancel_scope)
+                        workers.start_soon(_until_removed, file, where, workers.cancel_scope)
 
     async def _supervise(self, sockets: list[socket.socket], number: int) -> None:
         descriptors, restarts = [listening.fileno() for listening in sockets], worker_process.Restarts()
@@ -120,9 +120,9 @@ class Supervisor:
             await anyio.sleep(pause)
 
 
-async def _until_gone(file: SocketFile, where: Endpoint, serving: anyio.CancelScope) -> None:
+async def _until_removed(file: SocketFile, where: Endpoint, serving: anyio.CancelScope) -> None:
     """End what serves when the file of a Unix socket was removed or replaced."""
-    await file.gone()
+    await file.removed()
     log.warning("http_socket_gone", listen=shown(where))
     serving.cancel()
 

@@ -1,4 +1,4 @@
-"""The transaction store's routes. Its records move without the tip, so their ETags know of the answer itself."""
+"""The transaction store's routes. Its records change without the tip, so their ETags depend on the answer itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TxRoutes:
         return answer(request, tip, body)
 
     async def raw(self, request: Request) -> Response:
-        """One transaction's bytes: as hex in JSON, or as they are for who accepts that."""
+        """One transaction's bytes: as hex in JSON, or as they are for a client that accepts that."""
         with self._query.snapshot() as shot:
             (query, held), tip = self._find(shot, request), shot.tip()
             inline = None if held.record.external else query.raw(held)
@@ -61,18 +61,18 @@ class TxRoutes:
 
     async def slots(self, request: Request) -> Response:
         """A page of one transaction's slots, by index."""
-        asked = paging(request.scope["query_string"], _NO_SLOT_HAS)
+        requested = paging(request.scope["query_string"], _NO_SLOT_HAS)
         with self._query.snapshot() as shot:
             (query, held), tip = self._find(shot, request), shot.tip()
             question = held.txid + b"slots"
-            order = range(held.record.total) if asked.order == "asc" else range(held.record.total - 1, -1, -1)
-            place = resumed(shot, asked, question)
-            first = (asked.page - 1) * asked.count if place is None else keys.number(place[4:])
-            body = _encode(query.slots(held, order[first : first + asked.count]))
+            order = range(held.record.total) if requested.order == "asc" else range(held.record.total - 1, -1, -1)
+            place = resumed(shot, requested, question)
+            first = (requested.page - 1) * requested.count if place is None else keys.number(place[4:])
+            body = _encode(query.slots(held, order[first : first + requested.count]))
             headers = {}
-            if first + asked.count < len(order):
-                place = bytes(4) + keys.u32(first + asked.count)
-                headers["X-Next-Cursor"] = shot.cut(place, question, asked.order)
+            if first + requested.count < len(order):
+                place = bytes(4) + keys.u32(first + requested.count)
+                headers["X-Next-Cursor"] = shot.cut(place, question, requested.order)
         return answer(request, tip, body, more=headers)
 
     def _find(self, shot: Snapshot, request: Request) -> tuple[TxQuery, Held]:

@@ -1,4 +1,4 @@
-"""The Ogmios server that is asked what no set of outputs can answer."""
+"""The Ogmios server, for queries that a set of outputs cannot answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class UpstreamAway(Exception):
 
 
 class Fault(Exception):
-    """The server refuses what it was asked: `error` is its own JSON-RPC error."""
+    """The server refuses a request: `error` is its own JSON-RPC error."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(str(error.get("message", "no reason given")))
@@ -62,7 +62,7 @@ async def connect(settings: Settings) -> ClientConnection:
 
 
 class Upstream:
-    """Asks the server; answers find their questions by id, over one connection."""
+    """Queries the server over one connection; answers are matched to requests by id."""
 
     def __init__(self, settings: Settings, socket: Path) -> None:
         self._settings, self._socket = settings, socket
@@ -75,10 +75,10 @@ class Upstream:
 
     @property
     def is_set(self) -> bool:
-        """Return whether there is a server to ask."""
+        """Return whether a server is configured."""
         return self._settings.ogmios is not None
 
-    async def ask(self, method: str, params: object = None) -> Any:
+    async def call(self, method: str, params: object = None) -> Any:
         """Return what the server answers.
 
         Raises:
@@ -140,10 +140,10 @@ class Upstream:
                     waiting.set_exception(UpstreamAway("the Ogmios server (upstream.ogmios) closed the connection"))
             await connection.close()
 
-    # --- what facades ask ----------------------------------------------------------------------------------------
+    # --- queries of facades --------------------------------------------------------------------------------------
 
     async def protocol_parameters(self, epoch: object) -> dict[str, Any]:
-        """Return the protocol parameters, as Ogmios writes them; they are asked for once in an epoch.
+        """Return the protocol parameters, as Ogmios writes them; they are requested once in an epoch.
 
         Raises:
             UpstreamAway: the server does not answer, or the file cannot be read.
@@ -152,7 +152,7 @@ class Upstream:
         if self._parameters is None or self._parameters[0] != epoch:
             file = self._settings.protocol_parameters
             if file is None:
-                found = await self.ask("queryLedgerState/protocolParameters")
+                found = await self.call("queryLedgerState/protocolParameters")
             else:
                 found = _from_file(file)
             self._parameters = epoch, found
@@ -166,7 +166,7 @@ class Upstream:
             Fault: the node refuses it.
         """
         assert tx.raw is not None
-        found = await self.ask("submitTransaction", {"transaction": {"cbor": tx.raw.hex()}})
+        found = await self.call("submitTransaction", {"transaction": {"cbor": tx.raw.hex()}})
         await self._submit_here(tx)
         txid: str = found["transaction"]["id"]
         return txid
@@ -206,7 +206,7 @@ class Upstream:
             log.warning("submission_not_told", txid=tx.txid.hex(), code=answer.code, error=answer.message)
 
     async def evaluate(self, cbor: bytes, additional: list[Any]) -> list[dict[str, Any]]:
-        """Return what the scripts of a transaction take, as Ogmios 6 says it.
+        """Return the execution units of a transaction's scripts, as Ogmios 6 reports them.
 
         Raises:
             UpstreamAway: the server does not answer.
@@ -215,7 +215,7 @@ class Upstream:
         params: dict[str, Any] = {"transaction": {"cbor": cbor.hex()}}
         if additional:
             params["additionalUtxo"] = additional
-        found: list[dict[str, Any]] = await self.ask("evaluateTransaction", params)
+        found: list[dict[str, Any]] = await self.call("evaluateTransaction", params)
         return found
 
 

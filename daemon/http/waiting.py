@@ -1,4 +1,4 @@
-"""What waits for a block, in pages: bounded work for each, in turns, in one snapshot."""
+"""Transactions that wait for a block, in pages: bounded work for each, in turns, in one snapshot."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WaitingRoute:
-    """Answers what waits. It moves without the tip."""
+    """The route for transactions that wait for a block. They change without the tip."""
 
     def __init__(self, query: Query, transactions: Transactions, turns: Turns) -> None:
         self._query, self._transactions, self._turns = query, transactions, turns
 
     async def waiting(self, request: Request) -> Response:
         """A page of transactions that wait, or have lost a conflict."""
-        status, order, asked = _asked(request.scope["query_string"])
+        status, order, requested = _request(request.scope["query_string"])
         with good_cursor():
-            after = None if asked.cursor is None else resumed(asked.cursor, status, order)
+            after = None if requested.cursor is None else resumed(requested.cursor, status, order)
         with self._query.snapshot() as shot:
             walk, tip = WaitingList(self._transactions.view(shot.txn), status, order), shot.tip()
             try:
-                for _ in walk.search(after, (asked.page - 1) * asked.count, asked.count):
+                for _ in walk.search(after, (requested.page - 1) * requested.count, requested.count):
                     await self._turns.next()
                     shot.check_age()
             except TooMuchToExamine as error:
@@ -46,7 +46,7 @@ class WaitingRoute:
         return answer(request, tip, body, more=headers)
 
 
-def _asked(query_string: bytes) -> tuple[Status, Order, Paging]:
+def _request(query_string: bytes) -> tuple[Status, Order, Paging]:
     """Return which list is requested, and which page: it has orders of its own."""
     given = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     others = urlencode([(name, value) for name, value in given if name not in ("status", "order")])

@@ -1,4 +1,4 @@
-"""A connection whose client wants to go on as a WebSocket."""
+"""Upgrading a connection to a WebSocket."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hand_over(
     server_state: ServerState,
     app_state: dict[str, Any],
 ) -> None:
-    """Let a connection go on as a WebSocket."""
+    """Upgrade a connection to a WebSocket."""
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
     config.ws_max_size, config.ws_per_message_deflate = _LONGEST, False

@@ -59,7 +59,7 @@ def inherited(parent: int) -> Config:
 
 
 def work(config: Config, descriptors: list[int], parent: int) -> None:
-    """Serve on inherited sockets, until asked to stop or until the parent has ended."""
+    """Serve on inherited sockets, until a signal stops the process or the parent has ended."""
     keep_heap_small()
     prefixes = [facades.prefix_of(name, config) for name in listeners(config)]
     sockets = dict(zip(descriptors, prefixes, strict=True))

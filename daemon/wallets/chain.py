@@ -159,7 +159,7 @@ class ChainView:
     # --- blocks ---------------------------------------------------------------------------------------------------
 
     def changed_by(self, block_hash: bytes) -> tuple[set[bytes], list[bytes]]:
-        """Return the keys of the scripts that a block touches, and its transactions; nothing if it is gone already."""
+        """Return the keys of the scripts that a block touches, and its transactions; nothing if it was rolled back."""
         with self.snapshot() as shot:
             ordinal = shot.ordinal_of(block_hash)
             if ordinal is None or not shot.state.floor < ordinal <= shot.state.tip:

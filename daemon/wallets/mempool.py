@@ -91,7 +91,7 @@ class Mempool:
             async with limit:
                 try:
                     found[txid] = parse_transaction(await self._upstream.raw_transaction(txid, None))
-                except RpcFault as error:  # it has left the mempool; what is still there is asked for by the next poll
+                except RpcFault as error:  # it has left the mempool; the next poll requests what is still there
                     log.debug("mempool_transaction_missing", txid=txid.hex(), error=error.message)
 
         async with anyio.create_task_group() as fetches:
@@ -103,10 +103,10 @@ class Mempool:
         """Remove transactions that a block has; return the keys of the scripts that they touch."""
         return self._change([txid for txid in txids if txid in self._known], self._waiting)
 
-    def _change(self, gone: list[bytes], waiting: dict[bytes, Transaction]) -> set[bytes]:
+    def _change(self, departed: list[bytes], waiting: dict[bytes, Transaction]) -> set[bytes]:
         """Remove and add transactions; return the keys of the scripts whose answers change."""
         touched, moved = set[bytes](), list[Transaction]()
-        for txid in gone:
+        for txid in departed:
             removed = self._remove(txid)
             touched |= removed.keys
             moved.append(removed.tx)

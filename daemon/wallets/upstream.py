@@ -50,7 +50,7 @@ class ByteCache:
 
 
 class Upstream:
-    """One Bitcoin node, or none: then each call gets an error that says which setting is missing."""
+    """One Bitcoin node, or none: then each call gets an error that names the missing setting."""
 
     def __init__(self, node: Node | None) -> None:
         self._node = node
@@ -150,7 +150,7 @@ class Upstream:
     # --- fees and broadcast ---------------------------------------------------------------------------------------
 
     def new_tip(self) -> None:
-        """Ask for fees again: the node may estimate others after a block."""
+        """Forget the fees: the node may estimate others after a block."""
         self._fees.clear()
 
     async def fee_rate(self, blocks: int, mode: str = "CONSERVATIVE") -> float:
@@ -177,7 +177,7 @@ class Upstream:
         return float(rate) if isinstance(rate, int | float) else 0.00001
 
     async def broadcast(self, raw: bytes) -> bytes:
-        """Hand a transaction to the node; return its id.
+        """Submit a transaction to the node; return its id.
 
         Raises:
             RpcFault: the node's own words, with code 1.

@@ -26,7 +26,7 @@ log = structlog.get_logger("wallets")
 
 
 def serve(config: Config) -> None:
-    """Answer wallets until asked to stop.
+    """Serve wallets until a signal stops the process.
 
     Raises:
         OSError: an address is taken, or the certificate cannot be read.

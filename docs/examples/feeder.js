@@ -1,6 +1,6 @@
-// A feeder: brings a chain to utxod, wherever utxod is. Usage: node feeder.js SOCKET
+// A feeder: sends a chain to utxod, whatever part of it utxod has already. Usage: node feeder.js SOCKET
 //
-// The chain is made up here. Yours comes from a node: all that the feeder asks of it is the list of its blocks.
+// The chain is generated here. Replace CHAIN by the blocks of your node.
 "use strict";
 const crypto = require("node:crypto");
 const net = require("node:net");
@@ -9,31 +9,31 @@ const readline = require("node:readline");
 const WINDOW = 100; // blocks that are sent ahead of their answers
 
 // Returns 32 bytes as hex, the same for the same text.
-const name = (text) => crypto.createHash("sha256").update(text).digest("hex");
+const digest = (text) => crypto.createHash("sha256").update(text).digest("hex");
 
-// Returns a block of the made-up chain: each spends what the one before has created.
+// Returns a block of the generated chain: each spends the output that the one before created.
 function block(height) {
-  const owner = "60" + name(`owner ${height}`).slice(0, 56); // the raw address, as hex
-  const inputs = height > 1 ? [[name(`tx ${height - 1}`), 0]] : [];
+  const owner = "60" + digest(`owner ${height}`).slice(0, 56); // the raw address, as hex
+  const inputs = height > 1 ? [[digest(`tx ${height - 1}`), 0]] : [];
   return {
     type: "BlockApplied",
     height,
     slot: 20 * height,
-    hash: name(`block ${height}`),
-    prev_hash: name(`block ${height - 1}`),
-    txs: [{ txid: name(`tx ${height}`), inputs, outputs: [{ address: owner, value: 1_000_000 }] }],
+    hash: digest(`block ${height}`),
+    prev_hash: digest(`block ${height - 1}`),
+    txs: [{ txid: digest(`tx ${height}`), inputs, outputs: [{ address: owner, value: 1_000_000 }] }],
   };
 }
 
 const CHAIN = Array.from({ length: 300 }, (_, n) => block(n + 1));
 
-// Yields what brings the daemon onto our chain: a rollback if it is elsewhere, then the blocks that it lacks.
+// Yields a rollback, if the daemon has blocks of another branch, and then the blocks that it does not have.
 function* messages(welcome) {
-  const place = new Map(CHAIN.map((each, n) => [each.hash, n]));
-  const common = welcome.points.find((point) => place.has(point.hash));
+  const positions = new Map(CHAIN.map((each, n) => [each.hash, n]));
+  const common = welcome.points.find((point) => positions.has(point.hash));
   if (common && common.hash !== welcome.tip.hash) yield { type: "Rollback", to: common };
   if (!common && welcome.tip) yield { type: "Rollback", to: "origin" };
-  yield* CHAIN.slice(common ? place.get(common.hash) + 1 : 0);
+  yield* CHAIN.slice(common ? positions.get(common.hash) + 1 : 0);
 }
 
 function stop(why) {
@@ -49,7 +49,7 @@ async function main(path) {
   const send = (message) => daemon.write(JSON.stringify(message) + "\n");
   const receive = async () => {
     const { value, done } = await lines.next();
-    return done ? stop("utxod has gone: start again, it says where it is") : JSON.parse(value);
+    return done ? stop("utxod closed the connection: start again to resume") : JSON.parse(value);
   };
   const acknowledged = async (seq) => {
     const answer = await receive();

@@ -1,6 +1,6 @@
-"""A feeder: brings a chain to utxod, wherever utxod is. Usage: python feeder.py SOCKET
+"""A feeder: sends a chain to utxod, whatever part of it utxod has already. Usage: python feeder.py SOCKET
 
-The chain is made up here. Yours comes from a node: all that the feeder asks of it is the list of its blocks.
+The chain is generated here. Replace CHAIN by the blocks of your node.
 """
 
 import hashlib
@@ -11,22 +11,22 @@ import sys
 WINDOW = 100  # blocks that are sent ahead of their answers
 
 
-def name(text):
+def digest(text):
     """Return 32 bytes as hex, the same for the same text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def block(height):
-    """Return a block of the made-up chain: each spends what the one before has created."""
-    owner = "60" + name(f"owner {height}")[:56]  # the raw address, as hex
-    spent = [[name(f"tx {height - 1}"), 0]] if height > 1 else []
-    tx = {"txid": name(f"tx {height}"), "inputs": spent, "outputs": [{"address": owner, "value": 1_000_000}]}
+    """Return a block of the generated chain: each spends the output that the one before created."""
+    owner = "60" + digest(f"owner {height}")[:56]  # the raw address, as hex
+    spent = [[digest(f"tx {height - 1}"), 0]] if height > 1 else []
+    tx = {"txid": digest(f"tx {height}"), "inputs": spent, "outputs": [{"address": owner, "value": 1_000_000}]}
     return {
         "type": "BlockApplied",
         "height": height,
         "slot": 20 * height,
-        "hash": name(f"block {height}"),
-        "prev_hash": name(f"block {height - 1}"),
+        "hash": digest(f"block {height}"),
+        "prev_hash": digest(f"block {height - 1}"),
         "txs": [tx],
     }
 
@@ -35,14 +35,14 @@ CHAIN = [block(height) for height in range(1, 301)]
 
 
 def messages(welcome):
-    """Yield what brings the daemon onto our chain: a rollback if it is elsewhere, then the blocks that it lacks."""
-    place = {each["hash"]: n for n, each in enumerate(CHAIN)}
-    common = next((point for point in welcome["points"] if point["hash"] in place), None)
+    """Yield a rollback, if the daemon has blocks of another branch, and then the blocks that it does not have."""
+    positions = {each["hash"]: n for n, each in enumerate(CHAIN)}
+    common = next((point for point in welcome["points"] if point["hash"] in positions), None)
     if common is not None and common != welcome["tip"]:
         yield {"type": "Rollback", "to": common}
     elif common is None and welcome["tip"] is not None:
         yield {"type": "Rollback", "to": "origin"}
-    yield from CHAIN[place[common["hash"]] + 1 if common else 0 :]
+    yield from CHAIN[positions[common["hash"]] + 1 if common else 0 :]
 
 
 def main(path):
@@ -55,7 +55,7 @@ def main(path):
             daemon.sendall(json.dumps(message).encode() + b"\n")
 
         def acknowledged(seq):
-            answer = json.loads(answers.readline() or sys.exit("utxod has gone: start again, it says where it is"))
+            answer = json.loads(answers.readline() or sys.exit("utxod closed the connection: start again to resume"))
             if answer["type"] == "Error":
                 sys.exit(f"{answer['code']}: {answer['message']}")  # nothing was changed by that message
             assert answer["seq"] == seq  # answers come in the order of the messages

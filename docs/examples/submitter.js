@@ -1,7 +1,8 @@
 // A submitter: claims an output for a transaction that waits for a block. Usage: node submitter.js SOCKET TXID#INDEX
 //
-// It submits two transactions that spend the same output: the second is refused, and the answer says who has the output.
-// Then it withdraws the first, if it may (an operator or the feeder): the output is free again.
+// It submits two transactions that spend the same output. The second is refused, and the answer names the transaction
+// that has claimed the output.
+// Then it withdraws the first, which only an operator or the feeder may do: the output can be claimed again.
 "use strict";
 const crypto = require("node:crypto");
 const net = require("node:net");
@@ -20,19 +21,19 @@ function stop(why) {
   process.exit(1);
 }
 
-// Submits, loses, withdraws.
+// Submits two transactions for one output, and withdraws the first.
 async function main(path, outpoint) {
   const daemon = net.connect(path);
   daemon.on("error", (error) => stop(error.message));
   const lines = readline.createInterface({ input: daemon })[Symbol.asyncIterator]();
-  const ask = async (message) => {
+  const request = async (message) => {
     daemon.write(JSON.stringify({ ...message, seq: 1 }) + "\n");
     const { value, done } = await lines.next();
-    return done ? stop("utxod has gone") : JSON.parse(value);
+    return done ? stop("utxod closed the connection") : JSON.parse(value);
   };
 
   for (const text of ["first", "second"]) {
-    const answer = await ask({ type: "TxSubmitted", tx: transaction(text, outpoint) });
+    const answer = await request({ type: "TxSubmitted", tx: transaction(text, outpoint) });
     if (answer.type === "Ack") {
       console.log(text, answer.status); // on disk: accepted, or duplicate if it was there already
     } else if (answer.code === "UTXO_ERROR") {
@@ -44,7 +45,7 @@ async function main(path, outpoint) {
     }
   }
   const first = transaction("first", outpoint).txid;
-  const answer = await ask({ type: "TxWithdrawn", txids: [first], reason: "operator" });
+  const answer = await request({ type: "TxWithdrawn", txids: [first], reason: "operator" });
   console.log("withdrawn", answer.type === "Ack" ? answer.status : answer.code);
   daemon.end();
 }

@@ -1,7 +1,8 @@
 """A submitter: claims an output for a transaction that waits for a block. Usage: python submitter.py SOCKET TXID#INDEX
 
-It submits two transactions that spend the same output: the second is refused, and the answer says who has the output.
-Then it withdraws the first, if it may (an operator or the feeder): the output is free again.
+It submits two transactions that spend the same output. The second is refused, and the answer names the transaction
+that has claimed the output.
+Then it withdraws the first, which only an operator or the feeder may do: the output can be claimed again.
 """
 
 import hashlib
@@ -19,17 +20,17 @@ def transaction(text, outpoint):
 
 
 def main(path, outpoint):
-    """Submit, lose, withdraw."""
+    """Submit two transactions for one output, and withdraw the first."""
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.connect(path)
         answers = daemon.makefile("r")
 
-        def ask(message):
+        def request(message):
             daemon.sendall(json.dumps({**message, "seq": 1}).encode() + b"\n")
-            return json.loads(answers.readline() or sys.exit("utxod has gone"))
+            return json.loads(answers.readline() or sys.exit("utxod closed the connection"))
 
         for text in ("first", "second"):
-            answer = ask({"type": "TxSubmitted", "tx": transaction(text, outpoint)})
+            answer = request({"type": "TxSubmitted", "tx": transaction(text, outpoint)})
             if answer["type"] == "Ack":
                 print(text, answer["status"])  # on disk: accepted, or duplicate if it was there already
             elif answer["code"] == "UTXO_ERROR":
@@ -38,7 +39,7 @@ def main(path, outpoint):
             else:
                 print(text, answer["code"], "try again later" if answer["retryable"] else answer["message"])
         first = transaction("first", outpoint)["txid"]
-        answer = ask({"type": "TxWithdrawn", "txids": [first], "reason": "operator"})
+        answer = request({"type": "TxWithdrawn", "txids": [first], "reason": "operator"})
         print("withdrawn", answer["status"] if answer["type"] == "Ack" else answer["code"])
 
 

@@ -1,4 +1,4 @@
-"""Where a node is, and the credentials for it. No message has a user or a password in it."""
+"""The address of a node, and the credentials for it. No message contains a user or a password."""
 
 from __future__ import annotations
 

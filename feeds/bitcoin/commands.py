@@ -103,7 +103,7 @@ def from_bitcoin_rpc(
         network = runner.network_of(job, "bitcoin", network, NETWORKS)
     chosen = NETWORKS[network]
     address = replace(address, port=address.port or chosen.rpc_port)
-    wish = Options(
+    following = Options(
         network=chosen,
         to=job.to,
         poll_s=poll,
@@ -115,7 +115,7 @@ def from_bitcoin_rpc(
         wait_s=job.wait or math.inf,
     )
     node = Node(address, login, longest=2 * chosen.max_block_bytes + _AROUND_BYTES)
-    follower = Follower(node, wish)
+    follower = Follower(node, following)
     total = (lambda: follower.tip) if job.to is None else job.to
     chain = ChainName("bitcoin", network)
     runner.run(

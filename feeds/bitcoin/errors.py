@@ -1,4 +1,4 @@
-"""What is wrong with a source, in one line that names the place; both mean: stop, feeding on would be wrong."""
+"""Errors in a source, in one line that names the place. Both end the feed."""
 
 from feeds.errors import SourceError
 

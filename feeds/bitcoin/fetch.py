@@ -26,7 +26,7 @@ class Fetch:
         self._node = node
         self._next, self._last = first, last
         self._width = width
-        self._asked: tuple[range, Flight] | None = None  # hashes under way
+        self._requested: tuple[range, Flight] | None = None  # hashes under way
         self._places: deque[Point] = deque()
         self._blocks: deque[tuple[Point, Flight]] = deque()
 
@@ -36,8 +36,8 @@ class Fetch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Drop what is under way."""
-        if self._asked is not None:
-            self._asked[1].drop()
+        if self._requested is not None:
+            self._requested[1].drop()
         for _, flight in self._blocks:
             flight.drop()
 
@@ -66,24 +66,24 @@ class Fetch:
 
     async def _next_place(self) -> Point | None:
         if not self._places:
-            if self._asked is None:
-                await self._ask()
-            if self._asked is None:
+            if self._requested is None:
+                await self._request()
+            if self._requested is None:
                 return None
-            (heights, flight), self._asked = self._asked, None
+            (heights, flight), self._requested = self._requested, None
             found = _read_hashes(self._node, await flight.results())
             self._places += [Point(height, height, each) for height, each in zip(heights, found, strict=False)]
             if len(found) == len(heights):
-                await self._ask()
+                await self._request()
             else:
                 self._last = -1
         return self._places.popleft() if self._places else None
 
-    async def _ask(self) -> None:
+    async def _request(self) -> None:
         if self._next <= self._last:
             heights = range(self._next, min(self._next + _HASHES_AT_ONCE, self._last + 1))
             self._next = heights.stop
-            self._asked = heights, await self._node.begin(*(("getblockhash", height) for height in heights))
+            self._requested = heights, await self._node.begin(*(("getblockhash", height) for height in heights))
 
     def _bytes(self, place: Point, answer: Any) -> bytes:
         try:

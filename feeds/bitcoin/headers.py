@@ -33,7 +33,7 @@ class Headers:
         self.records = array("q", [_NONE])
         self._bits = array("I", [0])
         self._number = {self.root.hash: 0}
-        self._waiting: dict[bytes, list[int]] = {}  # a parent that has not come -> the headers that name it
+        self._waiting: dict[bytes, list[int]] = {}  # a missing parent -> the headers that name it
 
     def add(self, header: bytes, record: int) -> None:
         """Add a header. Of two equal blocks the first counts, and the other is ignored.

@@ -17,12 +17,12 @@ _MOST_FIELDS = 100
 _BODILESS = frozenset({204, 304})
 
 
-class Gone(Exception):
+class Disconnected(Exception):
     """The connection ended, or never was."""
 
 
 class NotHttp(Exception):
-    """What came is not an answer."""
+    """The bytes received are not an answer."""
 
 
 class Answer(Struct, frozen=True, gc=False):
@@ -59,11 +59,11 @@ class Connection:
         except ssl.SSLCertVerificationError as error:
             raise NotHttp(f"its certificate is not to be trusted: {error.verify_message}") from error
         except (OSError, UnicodeError) as error:
-            raise Gone(_words(error)) from error
+            raise Disconnected(_reasons(error)) from error
         connection = cls(reader, writer)
         if writer.get_extra_info("sockname") == writer.get_extra_info("peername"):
             connection.close()  # NOTE: TCP connects a port of this machine to itself when no process listens on it
-            raise Gone("connection refused")
+            raise Disconnected("connection refused")
         return connection
 
     def send(self, request: bytes) -> None:
@@ -91,11 +91,11 @@ class Connection:
             fields = await self._fields()
             keep, body = await self._body(status, fields, longest)
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise Gone("it closed the connection") from error
+            raise Disconnected("it closed the connection") from error
         except (asyncio.LimitOverrunError, ValueError) as error:
             raise NotHttp("what it answers is not HTTP") from error
-        wish = fields.get("connection", "" if version == "HTTP/1.1" else "close").lower()
-        self._open = keep and "close" not in wish
+        option = fields.get("connection", "" if version == "HTTP/1.1" else "close").lower()
+        self._open = keep and "close" not in option
         return Answer(status, reason, body)
 
     async def _line(self) -> str:
@@ -159,7 +159,7 @@ def _bounded(length: int, longest: int) -> int:
     return length
 
 
-def _words(error: OSError | UnicodeError) -> str:
+def _reasons(error: OSError | UnicodeError) -> str:
     """Return why connecting failed; attempts at several addresses have their reasons in one message."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from feeds.bitcoin.access import Address, Login, NodeAway, NodeError, RpcError
-from feeds.bitcoin.http import Answer, Connection, Gone, NotHttp
+from feeds.bitcoin.http import Answer, Connection, Disconnected, NotHttp
 
 Call = tuple[object, ...]  # the method, then its parameters
 
@@ -93,7 +93,7 @@ class Node:
         try:
             with anyio.fail_after(min(_CONNECT_S, self.timeout_s)):
                 return await Connection.to(at.host, at.port, at.tls)
-        except Gone as error:
+        except Disconnected as error:
             raise NodeAway(f"no node answers at {self.name} ({error})") from error
         except TimeoutError as error:
             raise NodeAway(f"no node answers at {self.name} (no connection in time)") from error
@@ -193,14 +193,14 @@ class Flight:
         node = self._node
         try:
             return await self._connection.receive(node.longest)
-        except Gone:  # most often a connection that was free for too long
+        except Disconnected:  # most often a connection that was free for too long
             self._connection.close()
         except NotHttp as error:
             raise NodeError(f"the node at {node.name}: {error}") from error
         self._connection = await node.dispatch(self._body, fresh=True)
         try:
             return await self._connection.receive(node.longest)
-        except Gone as error:
+        except Disconnected as error:
             raise NodeAway(f"the node at {node.name} does not answer: {error}") from error
         except NotHttp as error:
             raise NodeError(f"the node at {node.name}: {error}") from error

@@ -31,7 +31,7 @@ class _Known(NamedTuple):
 
 
 class Mempool:
-    """A node's mempool, as far as it was reported. When switched off it has no news."""
+    """A node's mempool, as far as it was reported. When switched off it reports nothing."""
 
     def __init__(self, node: Node, on: bool, width: int) -> None:
         self.on = on
@@ -40,9 +40,9 @@ class Mempool:
         self._poll = 0
         self._submitted: dict[bytes, _Known] = {}
         self._spent: dict[OutPoint, bytes] = {}  # by what was submitted and is still there
-        self._missing: set[bytes] = set()  # listed, and gone when it was fetched
+        self._missing: set[bytes] = set()  # listed, but removed before it was fetched
         self._refused: set[bytes] = set()  # of what was submitted
-        self._left: dict[bytes, _Known] = {}  # submitted and gone, and not withdrawn yet
+        self._left: dict[bytes, _Known] = {}  # submitted and removed, but not withdrawn yet
         self._withdrawn: dict[bytes, _Known] = {}
         self.behind = False  # there is more to submit than was submitted at once
 
@@ -85,7 +85,7 @@ class Mempool:
 
     # --- polling -------------------------------------------------------------------------------------------------
 
-    async def news(self, best: str) -> list[_Message]:
+    async def changes(self, best: str) -> list[_Message]:
         """Return what has left the mempool, children first, and then what was not submitted yet, parents first.
 
         `best` is the last block that was sent. If transactions have left and the node has another block by now, there
@@ -97,12 +97,12 @@ class Mempool:
         if not self.on:
             return []
         there = self._ids(await self._node.call("getrawmempool"))
-        gone = self._submitted.keys() - there
-        if gone and await self._node.call("getbestblockhash") != best:
+        left = self._submitted.keys() - there
+        if left and await self._node.call("getbestblockhash") != best:
             self.behind = True
             return []
         self._missing.intersection_update(there)
-        for txid in gone:
+        for txid in left:
             known, refused = self._submitted[txid], txid in self._refused
             self._drop(txid)
             if not refused:

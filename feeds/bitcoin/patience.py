@@ -1,4 +1,4 @@
-"""How long a node is waited for."""
+"""Waiting for a node that is away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAUSES_S = (0.2, 0.5, 1, 2, 5, 10, 15, 30)
 
 
 class Patience:
-    """Waits for a node that is away: a line each time, and ever longer."""
+    """Waits for a node that is away: prints a line each time, and waits longer each time."""
 
     def __init__(self, node: Node, wait_s: float) -> None:
         self._node = node
@@ -25,7 +25,7 @@ class Patience:
         """Wait for a moment.
 
         Raises:
-            NodeError: it never answered, and there was time enough.
+            NodeError: it did not answer in time.
         """
         now = anyio.current_time()
         self._since = now if self._since is None else self._since

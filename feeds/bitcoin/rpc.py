@@ -49,7 +49,7 @@ _PERSISTED_EVERY = 1000
 class Options(Struct, frozen=True, kw_only=True):
     """What is fed, and how.
 
-    Ends after height `to`. Polls for news every `poll_s` seconds, at once where the node announces a block.
+    Ends after height `to`. Polls the node every `poll_s` seconds, and at once when it announces a block.
     `persisted_depth` says that the node itself keeps blocks that deep safely. The network is at least at `known_tip`.
     `wait_s` is the time that the node has for its first answer; once it has answered, the feed waits without limit.
     """
@@ -86,8 +86,8 @@ class Follower:
         self._patience = Patience(node, options.wait_s)
         self._persisted = -1
         self._turns, self._highest = 0, -1
-        self._waits = True  # the node announces blocks, as far as we know
-        self._early = False  # it did before the time was over
+        self._waits = True  # the node announces blocks, as far as is known
+        self._early = False  # it did before the interval was over
         self._reported_behind = False
         self._settled = self._node_is_behind = False
 
@@ -138,14 +138,14 @@ class Follower:
     # --- the chain -----------------------------------------------------------------------------------------------
 
     async def _follow(self, trail: Trail) -> AsyncGenerator[Inbound, None]:
-        """Yield messages until the last height that is wanted; the trail knows what was yielded."""
+        """Yield messages up to the last height; the trail contains what was yielded."""
         seen, changes = b"", 0
         await self._check_network()
         while True:
             best = read_hash(self._node, "getbestblockhash", await self._node.call("getbestblockhash"))
             if best == seen:
-                for news in await self._mempool.news(best.hex()):
-                    yield news
+                for submission in await self._mempool.changes(best.hex()):
+                    yield submission
                 await self._rest()
                 continue
             self._early = False
@@ -156,7 +156,7 @@ class Follower:
                 return
             changes = 0 if self._settled else changes + 1
             is_there = self._settled and (self._node_is_behind or trail.last is None or trail.last.hash == best)
-            seen = best if is_there else b""  # a block that came and went meanwhile is noticed by the next round
+            seen = best if is_there else b""  # a block that was rolled back meanwhile is noticed by the next round
             if changes > _MOST_CHANGES:
                 raise ChainError(f"the node at {self._node.name} gives another chain at every request")
             await anyio.sleep(0 if is_there else min(self._options.poll_s, _CHANGE_S * max(changes, 1)))
@@ -283,7 +283,7 @@ class Follower:
         return BlockPersisted(height=self._persisted, hash=None if point is None else point.hash)
 
     async def _rest(self) -> None:
-        """Wait until there may be news: for the node's announcement where it makes one, else for the time to pass."""
+        """Wait for the node's announcement of a block where it makes one, else for the interval between polls."""
         if self._mempool.behind:
             return
         self._waits = self._waits and not self._early  # the announcement was early, and there was no block

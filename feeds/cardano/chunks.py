@@ -71,7 +71,7 @@ def read_chain(
 
 
 def _is_last(block: BlockApplied, to_height: int | None) -> bool:
-    """Return whether no other block can be of the last height: in Byron a boundary block shares the one before it."""
+    """Return whether no other block can have the last height: a boundary block of Byron repeats that before it."""
     return to_height is not None and block.height >= to_height and block.era != NAMES[BYRON]
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a source, in one line that names the place; all mean: stop, feeding on would be wrong."""
+"""Errors in a source, in one line that names the place. All of them end the feed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["BlockError", "ChainError", "CutShort", "GenesisError", "SourceError"
 
 
 class GenesisError(SourceError):
-    """A genesis file does not say what exists before the first block."""
+    """A genesis file does not define what exists before the first block."""
 
 
 class ChainError(SourceError):

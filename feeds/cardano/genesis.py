@@ -55,7 +55,7 @@ class Genesis(Struct, frozen=True):
 def read_genesis(
     files: Sequence[Path], name: str = "custom", byron_epochs: int = 0, base: Network | None = None
 ) -> Genesis:
-    """Return what the Byron and the Shelley genesis file of one network say together; one of them may be missing.
+    """Return the content of the Byron and the Shelley genesis file of one network; one of them may be missing.
 
     An entry becomes output 0 of a transaction whose id is the hash of the address; entries without value are kept,
     a node has them too. No genesis file contains when Byron ended: `byron_epochs` does. What the files lack about slots
@@ -79,8 +79,8 @@ def read_genesis(
 def choose_network(name: str, files: Sequence[Path], byron_epochs: int | None = None) -> Genesis:
     """Return the network of a name, with the outputs of its genesis files where there are any.
 
-    A known network is not believed to be another one's: the files have to say of its slots what is known. Of any other
-    the files say all that is needed, but for how many epochs Byron lasted.
+    The files of a known network have to define its slots as they are known. For any other network the files define all
+    that is needed, except how many epochs Byron lasted.
 
     Raises:
         GenesisError: as `read_genesis`; the files are of another network; too little is known of this one.

@@ -1,4 +1,4 @@
-"""What the header of a block since Shelley says: its place, the block before it, and its issuer."""
+"""The header of a block since Shelley: its place, the block before it, and its issuer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_header(buf: bytes, at: int) -> tuple[int, int, bytes | None, Issuer | N
 
 
 def _read_issuer(buf: bytes, at: int, count: int) -> Issuer | None:
-    """Return what a header says of its issuer, from its key on; None where the keys are not as they should be."""
+    """Return a header's issuer; None where its keys are not as they should be."""
     try:
         vkey, at = sized_bytes(buf, at, 32, "the issuer's key")
         vrf_vkey, at = sized_bytes(buf, at, 32, "the issuer's VRF key")

@@ -1,7 +1,7 @@
-"""Work that recurses as deeply as someone else pleases.
+"""Work whose recursion depth is determined by untrusted input.
 
-Who writes a transaction decides how deeply its metadata and its scripts are nested, and pays for bytes alone: the usual
-stack is not enough for all that fits into one.
+The author of a transaction decides how deeply its metadata and its scripts are nested. The usual stack is not large
+enough for all that fits into a transaction.
 """
 
 from __future__ import annotations

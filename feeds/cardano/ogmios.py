@@ -106,7 +106,7 @@ class OgmiosChain:
         self._genesis = genesis
         self._to = to_height
         self._patience_s = patience_s
-        self._known_tip = known_tip or 0
+        self._network_tip = known_tip or 0
         self._tip_id: str | None = None
         self._tip_reported_at = float("-inf")
         self._beyond = False  # the next block is above the height to stop at
@@ -208,7 +208,7 @@ class OgmiosChain:
         return [block] if seed is None else [seed, block]
 
     def _renewed(self, tip: Tip | Origin) -> list[Inbound]:
-        """Tell the daemon now and then how far the network is."""
+        """Report the network's height to the daemon now and then."""
         if tip == "origin":
             return []
         self._tip_id = tip.id
@@ -216,7 +216,7 @@ class OgmiosChain:
         if tip.height == self.tip_height or now - self._tip_reported_at < _RENEW_S:
             return []
         self.tip_height, self._tip_reported_at = tip.height, now
-        return [Hello(network_tip=NetworkTip(max(tip.height, self._known_tip)))]
+        return [Hello(network_tip=NetworkTip(max(tip.height, self._network_tip)))]
 
     def _arrived(self) -> bool:
         """Return whether nothing more is wanted. In Byron a boundary block has the height of the one before it."""
@@ -247,7 +247,7 @@ class OgmiosChain:
     async def _vouchers_before(self, block: BlockApplied, here: Place | None) -> VoucherHistory | None:
         """Return the vouchers that are live before a block; None: it is behind the boundary, they matter no more.
 
-        No server can be asked for them, but the chain can be read once more.
+        No server reports them, but the chain can be read once more.
         """
         if here is not None and block.era not in BEFORE_ALLEGRA:
             era = await self._era_of(here) if block.era == NAMES[ALLEGRA] else block.era
@@ -288,7 +288,7 @@ class OgmiosChain:
                     raise Away(f"{self._name}: the chain changed while it was read")
         return here
 
-    # --- troubles ------------------------------------------------------------------------------------------------
+    # --- failures ------------------------------------------------------------------------------------------------
 
     async def _pause(self, away: Away) -> None:
         now = anyio.current_time()

@@ -97,7 +97,7 @@ def _transaction(given: OgmiosTransaction, era: str) -> Tx:
 def _size(cbor: str) -> int | None:
     """Return the ledger's size: since Alonzo the byte for whether the transaction is valid does not count.
 
-    NOTE: a server may say `cbor` of Byron's twice; what is there last, and is read, has the witnesses too.
+    NOTE: a server may send `cbor` of a Byron transaction twice; the last one counts, and includes the witnesses.
     """
     if cbor[:2] not in _WHOLE:
         raise MessageError("not a transaction", ".cbor")

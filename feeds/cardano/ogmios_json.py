@@ -296,7 +296,7 @@ def read(decoder: msgspec.json.Decoder[_Answer[T]], raw: bytes, number: int) -> 
 
     Raises:
         ServerFault: it is an error.
-        MessageError: it is not what the server should say here.
+        MessageError: it is not a valid answer to this request.
     """
     try:
         answer = thoroughly(decoder.decode, raw)
@@ -335,6 +335,6 @@ def name_of(raw: bytes) -> str:
 
 
 def in_a_line(text: str) -> str:
-    """Return what someone else wrote as part of a line: where it is too long, its beginning and its end."""
+    """Return foreign text as part of a line: where it is too long, its beginning and its end."""
     text = " ".join(text.split())
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN // 2]} … {text[-_MOST_SHOWN // 2 :]}"

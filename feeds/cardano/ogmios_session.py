@@ -1,4 +1,4 @@
-"""One connection to an Ogmios server: requests go ahead of the answers, which come in their order.
+"""One connection to an Ogmios server: requests are pipelined, answers arrive in their order.
 
 The number of requests in flight also bounds memory: a server only sends answers to requests, and nothing
 more is requested while answers wait. So the socket is always read, and a dead connection is noticed.
@@ -50,12 +50,12 @@ class Away(Exception):
 
 
 class Session:
-    """Asks and reads answers."""
+    """Sends requests and reads answers."""
 
     def __init__(self, socket: ClientConnection, name: str) -> None:
         self._socket = socket
         self._name = name
-        self._asked = 0
+        self._requested = 0
         self._answered = 0
         self._usual_bytes = 1 << 20  # of an answer; corrected soon
 
@@ -67,7 +67,7 @@ class Session:
             ServerFault: there is none (its code is NO_INTERSECTION).
             SourceError: the answer is not what it should be.
         """
-        await self._ask("findIntersection", {"points": points})
+        await self._request("findIntersection", {"points": points})
         raw = await self._receive()
         try:
             return read(FOUND, raw, self._answered)
@@ -85,11 +85,11 @@ class Session:
             Away: the connection ended.
             SourceError: the answer is not what it should be; the error names the block, if it is one.
         """
-        waiting = self._asked - self._answered
+        waiting = self._requested - self._answered
         allowed = max(1, min(_AHEAD, _AHEAD_BYTES // self._usual_bytes))
         if waiting <= allowed // 2:
             for _ in range(allowed - waiting):
-                await self._ask("nextBlock")
+                await self._request("nextBlock")
         raw = await self._receive()
         self._usual_bytes += (len(raw) - self._usual_bytes) // 8 + 1
         try:
@@ -99,9 +99,9 @@ class Session:
         except MessageError as error:
             raise SourceError(f"{self._name}: {name_of(raw)}: {error}") from None
 
-    async def _ask(self, method: str, params: object = None) -> None:
-        self._asked += 1
-        request = {"jsonrpc": "2.0", "method": method, "id": self._asked}
+    async def _request(self, method: str, params: object = None) -> None:
+        self._requested += 1
+        request = {"jsonrpc": "2.0", "method": method, "id": self._requested}
         if params is not None:
             request["params"] = params
         try:

@@ -125,7 +125,7 @@ class TableBits(Bits):
 
 
 class StoredBits:
-    """The same for a reader: chunks are read when they are asked for, and the latest ones are kept in `chunks`."""
+    """The same for a reader: chunks are read on demand, and the latest ones are kept in `chunks`."""
 
     _KEPT = 10_000
     _FEW = 250  # numbers that are looked up one by one, in less time than NumPy takes to begin

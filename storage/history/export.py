@@ -121,20 +121,20 @@ class _Reading:
         return f"block {block.height} {block.hash.hex()}"
 
     def _check_tip(self, txn: Txn, tip: int) -> None:
-        """Read the undo logs of the blocks that came since, and drop those that were rolled back."""
+        """Read the undo logs of the blocks since then, and drop those that were rolled back."""
         known, first, blocks = len(self._above), self._boundary + 1, self._tables[BLOCK]
         del self._above[max(tip - self._boundary, 0) :]
         while self._above and read_block(txn, blocks, first + len(self._above) - 1).hash != self._above[-1][0]:
             self._above.pop()
         if len(self._above) < known:
             self._spent = np.unique(np.concatenate([self._spent[:0], *[numbers for _, numbers in self._above]]))
-        news = [self._spent]
+        spent_since = [self._spent]
         for ordinal in range(first + len(self._above), tip + 1):
             numbers = read_undo(txn, self._tables[UNDO], ordinal)["number"]
-            news.append(numbers[numbers < self._end])
-            self._above.append((read_block(txn, blocks, ordinal).hash, news[-1]))
-        if len(news) > 1:
-            self._spent = np.unique(np.concatenate(news))
+            spent_since.append(numbers[numbers < self._end])
+            self._above.append((read_block(txn, blocks, ordinal).hash, spent_since[-1]))
+        if len(spent_since) > 1:
+            self._spent = np.unique(np.concatenate(spent_since))
 
     def next(self, txn: Txn, values: int) -> Part:
         """Return what is live in the next values."""
@@ -171,7 +171,7 @@ class _Reading:
     def _outputs(self, txn: Txn, values: int) -> tuple[Records, bytes]:
         """Return the records of the next values, and their heap; continue behind them."""
         cursor, parts, heaps = txn.cursor(self._tables[OUTPUT]), list[bytes](), list[bytes]()
-        there = _stand(cursor, self._start)
+        there = _seek(cursor, self._start)
         while there and len(parts) < values:
             first = KEY.unpack(cursor.key())[0]
             if first >= self._end:
@@ -189,14 +189,14 @@ class _Reading:
     def _txs(self, txn: Txn, numbers: Numbers) -> Records:
         """Return the transactions of outputs, and those between them."""
         cursor, parts = txn.cursor(self._tables[TX]), list[bytes]()
-        there = bool(len(numbers)) and _stand(cursor, int(numbers[0]))
+        there = bool(len(numbers)) and _seek(cursor, int(numbers[0]))
         while there and (first := KEY.unpack(cursor.key())[0]) <= int(numbers[-1]):
             parts.append(unpacked(TX_RECORD, cursor.value(), first)[0].tobytes())
             there = cursor.next()
         return np.frombuffer(b"".join(parts), TX_RECORD)
 
 
-def _stand(cursor: Cursor[bytes], number: int) -> bool:
+def _seek(cursor: Cursor[bytes], number: int) -> bool:
     """Move to the value that a number would be in, or else to the first one."""
     there = cursor.set_range(KEY.pack(number))
     if there and KEY.unpack(cursor.key())[0] == number:

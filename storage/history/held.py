@@ -1,4 +1,4 @@
-"""What a process that answers questions keeps of the tables from one question to the next, in bounded memory.
+"""A cache of the tables' values for processes that answer queries, in bounded memory.
 
 Values of transactions and outputs, and runs, are written once under a key that no other ones get while their branch of
 the chain stands. So a value that was read is as good at every later commit on the same branch: records that were
@@ -25,7 +25,7 @@ class Checked:
     def __init__(self) -> None:
         self._slots = array("q", bytes(8 * _SLOTS))
 
-    def knows(self, value: bytes, key: int | bytes) -> bool:
+    def contains(self, value: bytes, key: int | bytes) -> bool:
         """Return whether the checksum of the value under a key was good before, or is now."""
         name = hash((key, value[:8]))
         slot = name & _SLOTS - 1
@@ -70,7 +70,7 @@ class Value:
 
 
 class HeldValues:
-    """The values of one table that were asked for lately, by number, as they were seen at commits up to one."""
+    """The values of one table that were read lately, by number, as of commits up to one."""
 
     def __init__(self, capacity: int, commit: int = -1) -> None:
         self._capacity, self.commit = capacity, commit
@@ -86,7 +86,7 @@ class HeldValues:
         return value
 
     def keep(self, value: Value) -> None:
-        """Remember a value; those that were not asked for again are forgotten first."""
+        """Keep a value; those that were not used again are dropped first."""
         if len(value.raw) > _LARGE:
             return
         at = bisect_left(self._firsts, value.first)

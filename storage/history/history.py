@@ -292,7 +292,7 @@ class History:
     # --- forgetting ----------------------------------------------------------------------------------------------
 
     def forget(self, txn: Txn, lowest: int, budget: int) -> tuple[int, int]:
-        """Delete undo logs below a block until so many spends went with them; return spends and logs that went."""
+        """Delete undo logs below a block, for about this number of spends; return how many of both were deleted."""
         spends = logs = 0
         while self.state.floor + 1 < lowest and spends < budget:
             ordinal = self.state.floor + 1
@@ -314,7 +314,7 @@ class History:
         return reachable(txn, self._block, self.state.floor)
 
     def maintain(self, txn: Txn, blocks: int) -> tuple[int, int]:
-        """Count, merge, collect and thin out some for so many blocks; return how many transactions and nodes went."""
+        """Count, merge, collect and thin out for this many blocks; return how many transactions and nodes went."""
         for index in self.index.values():
             index.collect(txn, _COLLECTED * blocks)
         if not self.recent.load(self.undo, txn, self.state.floor):

@@ -103,7 +103,7 @@ def check_meta(txn: Txn, view: View) -> Iterator[str]:
                 yield str(error)
                 continue
             for run in listed:
-                if not 0 < run <= last_run:  # the next run would take its place
+                if not 0 < run <= last_run:  # the next run would have the same key
                     yield f"run {run} of {kind} has a number above the last one, {last_run}"
         elif key not in _OTHERS:
             yield f"utxo_meta has a row {key!r}, which nothing has written"

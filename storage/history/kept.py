@@ -1,4 +1,4 @@
-"""All that a process which answers questions keeps of the store from one to the next."""
+"""The caches of a process that answers queries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TX_VALUES, _OUTPUT_VALUES = 384, 768  # that are kept, of about 18 KiB each: 21
 
 
 class Kept:
-    """What a process that answers questions keeps from one to the next: of runs, of one branch, of one boundary.
+    """The caches of a process that answers queries: for runs, for one branch of the chain, for one boundary.
 
     `before` is that of the boundary before, with `grown` on the same branch of the chain.
     """

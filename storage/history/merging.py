@@ -24,9 +24,9 @@ _BEYOND = 1 << 64
 
 
 def merge_runs(index: Index, txn: Txn, budget: int, keep: Keep) -> int:
-    """Merge about as many entries as the budget allows, leaving out those that `keep` does not want; return how many.
+    """Merge about as many entries as the budget allows, leaving out those that `keep` excludes; return how many.
 
-    Merges of the lowest level go first: else there would be many runs, and each look-up searches all of them.
+    Merges of the lowest level come first: else there would be many runs, and each look-up searches all of them.
     """
     done = 0
     _begin(index)
@@ -38,7 +38,7 @@ def merge_runs(index: Index, txn: Txn, budget: int, keep: Keep) -> int:
 
 
 def count_runs(index: Index, txn: Txn, values: int, keep: Keep) -> int:
-    """Count the entries that `keep` wants in some values of the runs in force; return how many values were read.
+    """Count the entries that `keep` includes in some values of the runs in force; return how many values were read.
 
     Runs take turns in the order of their numbers, but for those that are being merged. A call ends with the last one,
     and the next call begins with the first.

@@ -43,7 +43,7 @@ class Born(NamedTuple):
 
 
 class Leaves(Protocol):
-    """Who writes leaves; see `handlers.leaves.LeafWriter`."""
+    """Makes the leaves of outputs; see `handlers.leaves.LeafWriter`."""
 
     def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
         """Return what is hashed for outputs: the position, and the data of the leaf behind it."""
@@ -113,7 +113,7 @@ class MountainRanges:
         return self._leaves.leaves(block, born)
 
     def cut(self, txn: Txn, count: int) -> None:
-        """Take the leaves from a number on away."""
+        """Remove the leaves from a number on."""
         self._nodes.cut(txn, size_of(count))
         self._find_tops(txn, count)
 

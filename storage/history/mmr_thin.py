@@ -1,4 +1,4 @@
-"""Letting go of nodes that no proof needs any more: those below a node under which every output is dead for good.
+"""Deleting nodes that no proof needs any more: those below a node under which every output is dead for good.
 
 Values are examined in the order of positions. Under a node of the value at hand either all outputs belong to it, then
 their bits decide; or the node's children are in earlier values or at their end, and what is left of these decides.
@@ -32,7 +32,7 @@ class Thinned:
         self._before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._dead)))
 
     def thin(self, txn: Txn, first: int) -> int:
-        """Rewrite a value when more than half of it may go; return how many nodes went."""
+        """Rewrite a value when more than half of it may be deleted; return how many nodes were deleted."""
         low, high = last_leaf(first), last_leaf(first + self._nodes.per_value - 1)
         if not self._dead[low - self._low : high + 1 - self._low].any():
             return 0
@@ -70,7 +70,7 @@ class Thinned:
         return any(self._stored.find(each) is None for each in near)
 
     def _let_go(self, txn: Txn, first: int, places: Numbers, *, enough: bool) -> int:
-        """Take nodes out of a value; with `enough` only when most of it goes."""
+        """Remove nodes from a value; with `enough` only when most of it is removed."""
         value = self._stored.value(first)
         there = value.there.copy()
         there[places[places < len(there)]] = False

@@ -1,6 +1,6 @@
 """The keys under which an output can be found: each kind of index is a rule from outputs to digests of 32 bytes.
 
-Addresses are named by their SHA-256, because Bitcoin's clients ask so; hashes of 28 bytes are filled up with zeros.
+Addresses are named by their SHA-256, as Bitcoin's clients do; hashes of 28 bytes are padded with zeros.
 """
 
 from __future__ import annotations

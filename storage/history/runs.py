@@ -145,7 +145,7 @@ class Index:
             self._saved = raw
 
     def drop(self) -> None:
-        """Let go of everything: the values go bit by bit."""
+        """Drop all runs: their values are deleted bit by bit."""
         self.manifest.garbage += self.manifest.rooms()
         self.manifest.runs, self.manifest.merges, self.manifest.count = [], [], Count()
 
@@ -196,7 +196,7 @@ class Index:
             self._filters[run].add(txn, self._filter_table, np.ascontiguousarray(entries["prefix"]))
 
     def cut(self, number: int) -> None:
-        """Let go of every entry from a number on."""
+        """Drop every entry from a number on."""
         kept = [run for run in self.manifest.runs if run.low < number]
         gone = [run for run in self.manifest.runs if run.low >= number]
         left = {run.id for run in gone}
@@ -209,7 +209,7 @@ class Index:
         self.manifest.runs = kept
 
     def drop_below(self, number: int) -> None:
-        """Let go of runs that have only numbers below this one."""
+        """Drop the runs that have only numbers below this one."""
         busy = self.manifest.inputs()
         gone = [run for run in self.manifest.runs if run.high <= number and run.id not in busy]
         self.manifest.garbage += [run.id for run in gone]
@@ -358,7 +358,7 @@ def manifest(txn: Txn, meta: Db, kind: str) -> Manifest:
 
 
 def manifest_of(raw: bytes | None, kind: str) -> Manifest:
-    """Return what a row says is in force.
+    """Return the runs that a row lists.
 
     Raises:
         Damaged: it can't be read.
@@ -374,5 +374,5 @@ def _of_run(run: int) -> Callable[[bytes], bool]:
 
 
 def manifest_key(kind: str) -> bytes:
-    """Return the key of the row that says what of a kind is in force."""
+    """Return the key of the row that lists the runs of a kind."""
     return f"runs:{kind}".encode()

@@ -28,14 +28,14 @@ from storage.history.output_keys import RULES
 from storage.history.stored import Stored, read_block
 
 _CHAIN, _INDEXES, _GENESIS = b"chain", b"indexes", b"genesis"
-_KIND, _MMR = b"store", b"mmr"  # a store of the kind "classic" says nothing
+_KIND, _MMR = b"store", b"mmr"  # a store of the kind "classic" has no such row
 
 
 class HistoryStore:
     """The tables of the chain on one disk, and those of its Merkle mountain ranges where it has them.
 
-    `history` is there once it is open for writing. Blocks can be applied to one with Merkle mountain
-    ranges only with `leaves`, which says what an output's leaf is.
+    `history` is there once the store is open for writing. To apply blocks to a store with Merkle mountain ranges,
+    `leaves` is needed: it makes the leaves of outputs.
     """
 
     def __init__(self, disk: Disk, leaves: Leaves | None = None) -> None:
@@ -65,7 +65,7 @@ class HistoryStore:
         return "classic" if self.mmr is None else "mmr"
 
     def open(self, chain: str, wanted: Sequence[str], kind: str) -> None:
-        """Check that this store is ours, or make it ours when it is new; who writes to it loads `history` then.
+        """Check that this store has this chain and kind, or create it; a writer loads `history` then.
 
         `chain` names family and network; `wanted` are the indexes to keep; `kind` is "classic" or "mmr".
 
@@ -81,11 +81,11 @@ class HistoryStore:
         if kind != self.kind:
             raise WrongFormat(
                 f'{self.disk.folder}: this is a {self.kind} store, the configuration says utxo.store = "{kind}": '
-                f'say "{self.kind}", or feed the chain again into another data_dir'
+                f'set it to "{self.kind}", or feed the chain again into another data_dir'
             )
         with self.disk.read() as txn:
             kept, begun = self.kept_indexes(txn), touches.first_block(txn, self.meta) is not None
-        there = [*kept, touches.KIND] if begun and touches.KIND not in kept else kept  # its building was given up
+        there = [*kept, touches.KIND] if begun and touches.KIND not in kept else kept  # a `reindex` did not end
         self.history = self.history_of(there)
         missing = [name for name in wanted if name not in kept]
         if missing:
@@ -108,7 +108,7 @@ class HistoryStore:
             written = txn.get(FORMAT_KEY, db=self.meta)
             kept = txn.get(_CHAIN, b"", db=self.meta).decode(errors="replace")
         if written is None:
-            raise WrongFormat(f"{self.disk.folder}: this store says no format; it was never run")
+            raise WrongFormat(f"{self.disk.folder}: this store has no format; no daemon ever opened it")
         if chain != kept:
             raise WrongFormat(f"{self.disk.folder}: this store keeps {kept}, the configuration says {chain}")
 
@@ -137,7 +137,7 @@ class HistoryStore:
         self.put_indexes(txn, wanted)
 
     def prepare(self) -> None:
-        """Read what writing needs and looking does not: it grows with the store, so a start does not wait for it.
+        """Read what only writing needs. It grows with the store, so clients are served before it is read.
 
         Raises:
             Damaged: it can't be read.
@@ -148,7 +148,7 @@ class HistoryStore:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def stored(self, txn: Txn, kept: Kept | None = None) -> Stored:
-        """Examine one commit; who asks repeatedly says what is `kept` of its boundary."""
+        """Return the tables at one commit; `kept` is the cache of a process that reads repeatedly."""
         return Stored(txn, self.disk.tables, kept)
 
     def state(self, txn: Txn) -> State:
@@ -156,7 +156,7 @@ class HistoryStore:
         return stored_state(txn, self.meta)
 
     def marks(self, txn: Txn) -> tuple[bytes | None, bytes | None]:
-        """Return the bytes of what `state` and `kept_indexes` tell, for who only wants to know whether they changed."""
+        """Return the bytes of `state` and `kept_indexes`, to find out whether they have changed."""
         return txn.get(STATE, db=self.meta), txn.get(_INDEXES, db=self.meta)
 
     def kept_indexes(self, txn: Txn) -> list[str]:

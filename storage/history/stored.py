@@ -67,7 +67,7 @@ class Home(Struct, frozen=True, gc=False):
 
 
 class Stored:
-    """One snapshot of the tables. Nothing of it is read before it is asked for."""
+    """One snapshot of the tables. Everything is read on demand."""
 
     def __init__(self, txn: Txn, tables: dict[str, Db], kept: Kept | None = None) -> None:
         self.txn, self._tables, self._kept = txn, tables, kept

@@ -1,6 +1,6 @@
 """An index for a reader, which seeks in the runs.
 
-A process that asks repeatedly keeps the keys of runs, and a bitmap of each value that it has read: of eight values
+A process that reads repeatedly keeps the keys of runs, and a bitmap of each value that it has read: of eight values
 that have no entry of a prefix, seven are not read again. Runs that were merged are forgotten.
 """
 
@@ -45,7 +45,7 @@ class _HeldRun:
 
 
 class HeldRuns:
-    """What is kept of the indexes from one question to the next: a run is written once, under an id of its own."""
+    """A cache of the indexes between queries: a run is written once, under an id of its own."""
 
     def __init__(self) -> None:
         self._lists: dict[str, tuple[bytes | None, Manifest]] = {}
@@ -97,7 +97,7 @@ class HeldRuns:
 
 
 class StoredIndex:
-    """One kind of index at one commit; `held` and `checked` are of a process that asks repeatedly."""
+    """One kind of index at one commit; `held` and `checked` are caches of a process that reads repeatedly."""
 
     def __init__(
         self, txn: Txn, tables: dict[str, Db], kind: str, held: HeldRuns | None = None, checked: Checked | None = None
@@ -242,7 +242,7 @@ class StoredIndex:
             there = cursor.prev()
 
     def _check(self, key: bytes, value: bytes) -> None:
-        if self._checked is None or not self._checked.knows(value, key):
+        if self._checked is None or not self._checked.contains(value, key):
             check(value, "a value of a run")
 
     def _entries(self, key: bytes, value: bytes) -> Records:
@@ -258,7 +258,7 @@ class StoredIndex:
 
     @staticmethod
     def _seek(cursor: Cursor[bytes], run: int, prefix: int, number: int) -> bool:
-        """Stand on the value of a run in which an entry is, or would be; else on the first one after it."""
+        """Move to the value of a run in which an entry is, or would be; else to the first one after it."""
         key = KEY.pack(run, prefix, number)
         there = cursor.set_range(key)
         if there and cursor.key() == key:

@@ -52,7 +52,7 @@ def of_block(stored: Stored, ordinal: int, block: Block) -> Records:
     for which, records, _ in stored.txs.many(paid, before=True):
         inside = paid[which] - records["number"] < outputs_in(records["counts"])
         payers[which] = np.where(inside, records["number"], -1)
-    paid, payers = paid[payers >= 0], payers[payers >= 0]  # from before the history began some have no transaction
+    paid, payers = paid[payers >= 0], payers[payers >= 0]  # some from before the index began have none
     log = stored.log(ordinal)
     numbers = np.unique(log["number"])
     found = stored.bodies(numbers)

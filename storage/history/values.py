@@ -135,7 +135,7 @@ class Values:
         self.firsts = np.concatenate((self.firsts[:at], firsts, self.firsts[at + count :]))
 
     def thin(self, txn: Txn, below: int, values: int, live: Bits, keep: Keep) -> int:
-        """Examine some values in turn, and rewrite those with more than half to drop; return how many records went.
+        """Examine some values in turn, and rewrite those with more than half to drop; return how many were dropped.
 
         Values of which little is left are joined with their neighbour. Only records below a number are examined, and
         no value is read of whose numbers at least half live.
@@ -194,7 +194,7 @@ def intact(record: np.dtype[np.void], value: bytes | None, first: int, checked: 
     """
     if value is None:
         raise Damaged(f"the value of number {first} is not there")
-    if checked is None or not checked.knows(value, first):
+    if checked is None or not checked.contains(value, first):
         check(value, f"the value of number {first}")
     if not HEAD_BYTES < HEAD_BYTES + count_of(value) * record.itemsize <= len(value):
         raise Damaged(f"the value of number {first} says that it has {count_of(value)} records")

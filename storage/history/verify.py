@@ -90,7 +90,7 @@ def _copied(disk: Disk, place: Path) -> Iterator[Disk]:
 
 
 def _walk(disk: Disk, progress: Progress, findings: list[str], most: int, leaves: Leaves | None) -> View:
-    """Collect what is wrong; return what was seen. Values are believed by what follows, so they come first."""
+    """Collect what is wrong; return what was seen. Later checks rely on values, so these are checked first."""
     store = HistoryStore(disk, leaves)
     with disk.read() as txn:
         view = View(txn, disk.tables, progress)
@@ -164,7 +164,7 @@ def _changes(disk: Disk, view: View, progress: Progress) -> Iterator[str]:
 
 
 def _undo(copy: Disk, progress: Progress, before: View, leaves: Leaves | None) -> Iterator[str]:
-    """Take every block above the floor back on a copy; what is left must be sound too, and what the undo logs say."""
+    """Roll back every block above the floor on a copy; the result must be sound, and agree with the undo logs."""
     floor, expected, store = before.state.floor, before.revivable.below(before.reachable), HistoryStore(copy, leaves)
     with copy.read() as txn:
         kinds = check_runs.kept(View(txn, copy.tables, progress))
@@ -173,9 +173,9 @@ def _undo(copy: Disk, progress: Progress, before: View, leaves: Leaves | None) -
     with copy.read() as txn:
         after = View(txn, copy.tables, progress)
         for finding in _each({"tables": partial(_tables, after), "mountain ranges": partial(ranges, store, txn)}):
-            yield f"after taking blocks back to {floor}: {finding}"
+            yield f"after rolling blocks back to {floor}: {finding}"
         if after.live != expected:
-            yield f"after taking blocks back to {floor}: other outputs are unspent than the undo logs say"
+            yield f"after rolling blocks back to {floor}: the unspent outputs are not those of the undo logs"
 
 
 def _roll_back(store: HistoryStore, kinds: list[str], targets: range, txn: Txn) -> None:

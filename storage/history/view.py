@@ -37,7 +37,7 @@ _read_block = msgspec.msgpack.Decoder(Block).decode
 
 
 class View:
-    """The tables, and what of them is known by now: `verify` fills in the sets as it goes."""
+    """The tables, and what `verify` has found out about them so far: it fills in the sets."""
 
     def __init__(self, txn: Txn, tables: dict[str, Db], progress: Progress = lambda *_: None) -> None:
         self.txn, self.tables, self._progress = txn, tables, progress

@@ -102,7 +102,7 @@ class Pruning:
         else:
             self.case.near("notify, minedSet false")
             return {"queued": None}
-        self.daemon.pruner.look(self.daemon.turns.world())
+        self.daemon.pruner.observe(self.daemon.turns.world())
         queued = self.daemon.pruner.requests.queued
         return {"queued": None if queued is None else queued.height}
 

@@ -88,7 +88,7 @@ class Subject:
         self.daemon.configure(self.case.rules())
         if op.get("persistedHeight"):
             self.case.persist(op["persistedHeight"])
-            self.daemon.pruner.look(self.daemon.turns.world())
+            self.daemon.pruner.observe(self.daemon.turns.world())
             self.daemon.pruner.requests.finished(op["persistedHeight"])
 
     def op_setHeight(self, op: Op) -> None:

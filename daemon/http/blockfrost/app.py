@@ -15,12 +15,12 @@ from config.settings import socket_path
 from daemon import VERSION
 from daemon.http.blockfrost import chain as blocks
 from daemon.http.blockfrost import scripts
-from daemon.http.blockfrost.asking import BAD_ADDRESS, BAD_PATH, Paging, Refused, hex_of, not_found, paging
 from daemon.http.blockfrost.network import Chain
 from daemon.http.blockfrost.node import FromNode
 from daemon.http.blockfrost.outputs import Outputs
 from daemon.http.blockfrost.pending import Pending, fault_text
 from daemon.http.blockfrost.rendering import Renderer
+from daemon.http.blockfrost.requests import BAD_ADDRESS, BAD_PATH, Paging, Refused, hex_of, not_found, paging
 from daemon.http.facade import Cors, Mounted, Site, body_of, send_all, shows_token
 from daemon.http.reply import tip_headers
 from daemon.http.upstream import Fault, Upstream, UpstreamAway
@@ -38,7 +38,7 @@ _OVERHEAD = 1000
 _encode = msgspec.json.Encoder().encode
 
 
-class Ask(NamedTuple):
+class Query(NamedTuple):
     """One question to the store, at one block boundary."""
 
     shot: Snapshot
@@ -47,7 +47,7 @@ class Ask(NamedTuple):
 
 
 Content = Any  # is encoded, unless it is bytes
-_FromStore = Callable[[Ask], Content | Awaitable[Content]]
+_FromStore = Callable[[Query], Content | Awaitable[Content]]
 _Posted = Callable[[bytes, Scope], Awaitable[Content]]
 _A = TypeVar("_A")
 _Tree = dict[int, list[tuple[list[str], _A]]]  # answers by the number of segments of their paths
@@ -69,12 +69,12 @@ class Blockfrost:
         self._answers: dict[tuple[str, bytes], bytes] = {}
         self._left = _CACHE_BYTES
         self._stored, self._moving = _tree(self._from_store()), _tree(self._from_records())
-        asked = FromNode(site, self._chain, self._outputs, self._upstream)
-        self._asked = _tree(
+        node = FromNode(site, self._chain, self._outputs, self._upstream)
+        self._node_queries = _tree(
             {
-                "/epochs/latest/parameters": asked.parameters,
-                "/accounts/*": asked.account,
-                "/network/eras": asked.eras,
+                "/epochs/latest/parameters": node.parameters,
+                "/accounts/*": node.account,
+                "/network/eras": node.eras,
             }
         )
         self._posted: dict[str, _Posted] = {
@@ -87,65 +87,69 @@ class Blockfrost:
         """Return the paths whose answers follow from the chain alone."""
         outputs, turns, chain, renderer = self._outputs, self._turns, self._chain, self._renderer
 
-        async def script(ask: Ask) -> Script:
-            return await scripts.script(ask.shot, turns, ask.args[0])
+        async def script(query: Query) -> Script:
+            return await scripts.script(query.shot, turns, query.args[0])
 
-        async def script_facts(ask: Ask) -> Content:
-            return scripts.script_facts(ask.args[0], await script(ask))
+        async def script_facts(query: Query) -> Content:
+            return scripts.script_facts(query.args[0], await script(query))
 
-        async def script_json(ask: Ask) -> Content:
-            return scripts.script_json(await script(ask))
+        async def script_json(query: Query) -> Content:
+            return scripts.script_json(await script(query))
 
-        async def script_cbor(ask: Ask) -> Content:
-            return scripts.script_cbor(await script(ask))
+        async def script_cbor(query: Query) -> Content:
+            return scripts.script_cbor(await script(query))
 
-        async def datum(ask: Ask) -> Content:
-            return scripts.datum_value(await scripts.datum(ask.shot, turns, ask.args[0]))
+        async def datum(query: Query) -> Content:
+            return scripts.datum_value(await scripts.datum(query.shot, turns, query.args[0]))
 
-        async def datum_cbor(ask: Ask) -> Content:
-            return {"cbor": (await scripts.datum(ask.shot, turns, ask.args[0])).hex()}
+        async def datum_cbor(query: Query) -> Content:
+            return {"cbor": (await scripts.datum(query.shot, turns, query.args[0])).hex()}
 
-        def block(ask: Ask) -> int:
-            return blocks.ordinal_of(ask.shot, ask.args[0])
+        def block(query: Query) -> int:
+            return blocks.ordinal_of(query.shot, query.args[0])
 
         return {
-            "/addresses/*": lambda ask: outputs.address(ask.shot, ask.args[0]),
+            "/addresses/*": lambda query: outputs.address(query.shot, query.args[0]),
             "/addresses/*/utxos": self._address_utxos,
             "/addresses/*/utxos/*": self._address_utxos,
-            "/addresses/*/transactions": lambda ask: outputs.transactions(ask.shot, ask.args[0], ask.paging),
-            "/accounts/*/utxos": lambda ask: outputs.page(ask.shot, outputs.account(ask.shot, ask.args[0]), ask.paging),
-            "/accounts/*/addresses/assets": lambda ask: outputs.account_assets(ask.shot, ask.args[0], ask.paging),
-            "/assets/policy/*": lambda ask: outputs.policy(ask.shot, ask.args[0], ask.paging),
-            "/assets/*": lambda ask: outputs.asset_facts(ask.shot, ask.args[0]),
+            "/addresses/*/transactions": lambda query: outputs.transactions(query.shot, query.args[0], query.paging),
+            "/accounts/*/utxos": lambda query: outputs.page(
+                query.shot, outputs.account(query.shot, query.args[0]), query.paging
+            ),
+            "/accounts/*/addresses/assets": lambda query: outputs.account_assets(
+                query.shot, query.args[0], query.paging
+            ),
+            "/assets/policy/*": lambda query: outputs.policy(query.shot, query.args[0], query.paging),
+            "/assets/*": lambda query: outputs.asset_facts(query.shot, query.args[0]),
             "/assets/*/utxos": self._asset_utxos,
-            "/assets/*/addresses": lambda ask: outputs.asset_addresses(ask.shot, ask.args[0], ask.paging),
+            "/assets/*/addresses": lambda query: outputs.asset_addresses(query.shot, query.args[0], query.paging),
             "/scripts/datum/*": datum,
             "/scripts/datum/*/cbor": datum_cbor,
             "/scripts/*": script_facts,
             "/scripts/*/json": script_json,
             "/scripts/*/cbor": script_cbor,
             "/scripts/*/utxos": self._script_utxos,
-            "/txs/*": lambda ask: blocks.transaction(ask.shot, blocks.find(ask.shot, ask.args[0])),
-            "/txs/*/utxos": lambda ask: blocks.transaction_utxos(
-                ask.shot, renderer, blocks.find(ask.shot, ask.args[0])
+            "/txs/*": lambda query: blocks.transaction(query.shot, blocks.find(query.shot, query.args[0])),
+            "/txs/*/utxos": lambda query: blocks.transaction_utxos(
+                query.shot, renderer, blocks.find(query.shot, query.args[0])
             ),
-            "/blocks/slot/*": lambda ask: blocks.block(ask.shot, chain, blocks.at_slot(ask.shot, ask.args[0])),
-            "/blocks/*": lambda ask: blocks.block(ask.shot, chain, block(ask)),
-            "/blocks/*/txs": lambda ask: blocks.block_transactions(ask.shot, block(ask), ask.paging),
-            "/blocks/*/next": lambda ask: blocks.neighbours(ask.shot, chain, block(ask), ask.paging, 1),
-            "/blocks/*/previous": lambda ask: blocks.neighbours(ask.shot, chain, block(ask), ask.paging, -1),
+            "/blocks/slot/*": lambda query: blocks.block(query.shot, chain, blocks.at_slot(query.shot, query.args[0])),
+            "/blocks/*": lambda query: blocks.block(query.shot, chain, block(query)),
+            "/blocks/*/txs": lambda query: blocks.block_transactions(query.shot, block(query), query.paging),
+            "/blocks/*/next": lambda query: blocks.neighbours(query.shot, chain, block(query), query.paging, 1),
+            "/blocks/*/previous": lambda query: blocks.neighbours(query.shot, chain, block(query), query.paging, -1),
             "/genesis": lambda _: _known(chain.genesis),
-            "/epochs/latest": lambda ask: _known(chain.epoch(ask.shot)),
+            "/epochs/latest": lambda query: _known(chain.epoch(query.shot)),
         }
 
     def _from_records(self) -> dict[str, _FromStore]:
         """Return the paths whose answers change while the tip stays."""
         pending = self._pending
         return {
-            "/txs/*/cbor": lambda ask: pending.cbor(ask.shot, ask.args[0]),
-            "/mempool": lambda ask: pending.mempool(ask.shot, ask.paging),
+            "/txs/*/cbor": lambda query: pending.cbor(query.shot, query.args[0]),
+            "/mempool": lambda query: pending.mempool(query.shot, query.paging),
             "/mempool/addresses/*": self._mempool_address,
-            "/mempool/*": lambda ask: pending.mempool_transaction(ask.shot, ask.args[0]),
+            "/mempool/*": lambda query: pending.mempool_transaction(query.shot, query.args[0]),
             "/health": lambda _: {"is_healthy": True},
             "/health/clock": lambda _: {"server_time": int(time.time() * 1000)},
             "/": lambda _: {"url": "https://blockfrost.io/", "version": f"utxod-{VERSION}"},
@@ -177,9 +181,9 @@ class Blockfrost:
         if scope["method"] not in ("GET", "HEAD"):
             raise Refused(400, BAD_PATH)
         segments = _segments(path)
-        if (asked := _find(self._asked, segments)) is not None:
-            ask_node, args = asked
-            return 200, _encode(await ask_node(args)), []
+        if (found := _find(self._node_queries, segments)) is not None:
+            answer, args = found
+            return 200, _encode(await answer(args)), []
         with self._query.snapshot() as shot:
             headers = [(k.lower().encode(), v.encode()) for k, v in tip_headers(shot.tip()).items()]
             return 200, await self._found(shot, path, segments, scope["query_string"]), headers
@@ -195,7 +199,7 @@ class Blockfrost:
         if found is None:
             raise Refused(400, BAD_PATH)
         answer, args = found
-        content = answer(Ask(shot, args, paging(query)))
+        content = answer(Query(shot, args, paging(query)))
         if isinstance(content, Awaitable):
             content = await content
         body = content if isinstance(content, bytes) else _encode(content)
@@ -209,25 +213,25 @@ class Blockfrost:
 
     # --- answers of more than a line -----------------------------------------------------------------------------
 
-    async def _address_utxos(self, ask: Ask) -> Content:
-        where, _ = self._outputs.owner(ask.shot, ask.args[0])
-        unit = ask.args[1] if len(ask.args) > 1 else None
-        return await self._outputs.page(ask.shot, where, ask.paging, unit)
+    async def _address_utxos(self, query: Query) -> Content:
+        where, _ = self._outputs.owner(query.shot, query.args[0])
+        unit = query.args[1] if len(query.args) > 1 else None
+        return await self._outputs.page(query.shot, where, query.paging, unit)
 
-    async def _asset_utxos(self, ask: Ask) -> Content:
-        policy, name = self._outputs.asset(ask.args[0])
-        where = self._outputs.holding(ask.shot, policy, name)
-        return await self._outputs.page(ask.shot, where, ask.paging, ask.args[0])
+    async def _asset_utxos(self, query: Query) -> Content:
+        policy, name = self._outputs.asset(query.args[0])
+        where = self._outputs.holding(query.shot, policy, name)
+        return await self._outputs.page(query.shot, where, query.paging, query.args[0])
 
-    async def _script_utxos(self, ask: Ask) -> Content:
-        where = ask.shot.listed("script", hex_of(ask.args[0], 28))
-        return await self._outputs.page(ask.shot, where, ask.paging, tx_index=False)
+    async def _script_utxos(self, query: Query) -> Content:
+        where = query.shot.listed("script", hex_of(query.args[0], 28))
+        return await self._outputs.page(query.shot, where, query.paging, tx_index=False)
 
-    async def _mempool_address(self, ask: Ask) -> Content:
-        _, address = self._outputs.owner(ask.shot, ask.args[0])
+    async def _mempool_address(self, query: Query) -> Content:
+        _, address = self._outputs.owner(query.shot, query.args[0])
         if address is None:
             raise Refused(400, BAD_ADDRESS)
-        return await self._pending.mempool_address(ask.shot, address, ask.paging)
+        return await self._pending.mempool_address(query.shot, address, query.paging)
 
 
 def mounted(site: Site) -> Mounted:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from daemon.http.blockfrost.asking import Paging, Refused, hex_of, not_found
 from daemon.http.blockfrost.network import Chain
 from daemon.http.blockfrost.rendering import NOT_COUNTED, Renderer, summed
+from daemon.http.blockfrost.requests import Paging, Refused, hex_of, not_found
 from formats import bech32
 from handlers.blocks import facts, last_upto
 from handlers.deltas import NoDelta, read_block
@@ -152,7 +152,7 @@ def _outputs(shot: Snapshot, tx: TxFound) -> list[Entry]:
 
 
 def transaction(shot: Snapshot, tx: TxFound) -> dict[str, Any]:
-    """Return what is known of a transaction: null is what its bytes would say, and what is no longer kept."""
+    """Return what is known of a transaction: fields are null that need its bytes, or are no longer kept."""
     row, outputs = shot.block(tx.block), _outputs(shot, tx)
     inputs = _inputs(shot, tx)
     whole = tx.block > shot.state.floor

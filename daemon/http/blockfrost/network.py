@@ -115,7 +115,7 @@ def _from_file(file: Path, network: Network) -> dict[str, Any]:
 
 
 def parameters(given: dict[str, Any], epoch: int) -> dict[str, Any]:
-    """Return protocol parameters in Blockfrost's names; `given` is what Ogmios 6 says."""
+    """Return protocol parameters in Blockfrost's names; `given` is the answer of Ogmios 6."""
     pools, dreps = (
         given.get("stakePoolVotingThresholds") or {},
         given.get("delegateRepresentativeVotingThresholds") or {},

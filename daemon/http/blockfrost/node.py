@@ -1,19 +1,19 @@
-"""Answers for which the node is asked. No snapshot is held meanwhile."""
+"""Answers that need the node. No snapshot is held while it is queried."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from daemon.http.blockfrost.asking import not_found
 from daemon.http.blockfrost.network import Chain, parameters
 from daemon.http.blockfrost.outputs import Outputs
+from daemon.http.blockfrost.requests import not_found
 from daemon.http.facade import Site
 from daemon.http.upstream import Upstream
 from handlers.query import Sum
 
 
 class FromNode:
-    """Asks the node, and adds what the store knows."""
+    """Queries the node, and adds what the store has."""
 
     def __init__(self, site: Site, chain: Chain, outputs: Outputs, upstream: Upstream) -> None:
         self._query, self._turns = site.query, site.turns
@@ -42,11 +42,11 @@ class FromNode:
                     "safe_zone": era["parameters"]["safeZone"] or 0,
                 },
             }
-            for era in await self._upstream.ask("queryLedgerState/eraSummaries")
+            for era in await self._upstream.call("queryLedgerState/eraSummaries")
         ]
 
     async def account(self, args: list[str]) -> dict[str, Any]:
-        """Return what the node says of an account, and what the store says of its outputs; 404 without a node."""
+        """Return an account as the node has it, with its outputs from the store; 404 without a node."""
         text, total = args[0], Sum()
         with self._query.snapshot() as shot:
             where = self._outputs.account(shot, text)
@@ -57,8 +57,8 @@ class FromNode:
                 await self._turns.next()
                 shot.check_age()
         key = where[1].hex()
-        asked = {"scripts" if text.startswith(("stake17", "stake_test17")) else "keys": [key]}
-        found = (await self._upstream.ask("queryLedgerState/rewardAccountSummaries", asked)) or {}
+        requested = {"scripts" if text.startswith(("stake17", "stake_test17")) else "keys": [key]}
+        found = (await self._upstream.call("queryLedgerState/rewardAccountSummaries", requested)) or {}
         if isinstance(found, list):  # since Ogmios 6.12
             account = next((each for each in found if each.get("credential") == key), None)
         else:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from daemon.http.blockfrost.asking import BAD_ADDRESS, Paging, Refused, hex_of, not_found
 from daemon.http.blockfrost.rendering import Renderer, amounts
+from daemon.http.blockfrost.requests import BAD_ADDRESS, Paging, Refused, hex_of, not_found
 from daemon.http.facade import Site
 from formats import bech32
 from handlers.addresses import AddressError, shelley
@@ -28,7 +28,7 @@ Owner = tuple[Listed, bytes | None]  # where its outputs are listed, and the add
 
 
 class Outputs:
-    """Answers what is asked of outputs."""
+    """Answers queries for outputs."""
 
     def __init__(self, site: Site, renderer: Renderer) -> None:
         self._codec, self._turns, self._renderer = site.codec, site.turns, renderer
@@ -38,7 +38,7 @@ class Outputs:
     # --- whose outputs -------------------------------------------------------------------------------------------
 
     def owner(self, shot: Snapshot, text: str) -> Owner:
-        """Return whose outputs are asked for: those of an address, or of a payment credential.
+        """Return whose outputs are requested: those of an address, or of a payment credential.
 
         Raises:
             Refused: the text is neither.
@@ -172,7 +172,7 @@ class Outputs:
         return found
 
     async def asset_facts(self, shot: Snapshot, text: str) -> dict[str, Any]:
-        """Return how much of an asset unspent outputs hold; null for what only its minting transactions say."""
+        """Return how much of an asset unspent outputs hold; null for fields of its minting transactions."""
         policy, name = self.asset(text)
         held = await self._held(shot, policy, name)
         if not held and not await self.seen(shot, self.holding(shot, policy, name)):

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import msgspec
 
-from daemon.http.blockfrost.asking import BAD_PATH, Paging, Refused, hex_of, not_found
 from daemon.http.blockfrost.rendering import NOT_COUNTED, Renderer, amounts, summed
+from daemon.http.blockfrost.requests import BAD_PATH, Paging, Refused, hex_of, not_found
 from daemon.http.facade import Site
 from daemon.http.upstream import Fault, Upstream
 from feeds.cardano.errors import BlockError
@@ -95,7 +95,7 @@ class Pending:
             return None
 
     def mempool_transaction(self, shot: Snapshot, text: str) -> dict[str, Any]:
-        """Return a transaction that waits; what only its bytes say is null where they were not given."""
+        """Return a transaction that waits; fields that need its bytes are null where these were not given."""
         txid = hex_of(text, 32)
         held = self._held(shot, txid)
         if held is None or held.record.unmined_since is None:
@@ -144,7 +144,7 @@ class Pending:
     def cbor(self, shot: Snapshot, text: str) -> dict[str, str]:
         """Return the bytes of a transaction in a block, if it was submitted through us and its record is kept.
 
-        Clients wait for a transaction to be in a block by asking for this.
+        Clients request this repeatedly until the transaction is in a block.
         """
         held = self._held(shot, hex_of(text, 32))
         if held is None or not held.record.mined or (raw := self._raw(shot, held)) is None:
@@ -171,9 +171,9 @@ class Pending:
     async def evaluate_with(self, body: bytes, query: bytes) -> dict[str, Any]:
         """Evaluate the scripts of a transaction with outputs that are not on the chain."""
         try:
-            asked = msgspec.json.decode(body, type=dict[str, Any])
-            cbor = bytes.fromhex(asked["cbor"])
-            additional = [to_ogmios(each) for each in asked.get("additionalUtxoSet") or []]
+            requested = msgspec.json.decode(body, type=dict[str, Any])
+            cbor = bytes.fromhex(requested["cbor"])
+            additional = [to_ogmios(each) for each in requested.get("additionalUtxoSet") or []]
         except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise Refused(400, 'A JSON object is expected: {"cbor": hex, "additionalUtxoSet": []}') from error
         return await self._evaluate(cbor, additional, query)
@@ -208,7 +208,7 @@ def _wsp(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def fault_text(fault: Fault) -> str:
-    """Return what the node says against something."""
+    """Return the node's reason for a refusal."""
     return str(fault) if fault.data is None else f"{fault} {_encode(fault.data).decode()}"
 
 

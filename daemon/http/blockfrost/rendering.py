@@ -50,7 +50,7 @@ class Renderer:
         }
 
 
-# What only the bytes of a transaction say.
+# What only the bytes of a transaction contain.
 NOT_COUNTED: dict[str, None] = dict.fromkeys(
     (
         *("withdrawal_count", "mir_cert_count", "delegation_count", "stake_cert_count", "pool_update_count"),

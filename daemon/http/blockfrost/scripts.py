@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daemon.http.blockfrost.asking import hex_of, not_found
+from daemon.http.blockfrost.requests import hex_of, not_found
 from daemon.turns import Turns
 from formats.cbor import CborError
 from formats.plutus import datum_json, native_json

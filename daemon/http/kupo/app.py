@@ -85,7 +85,7 @@ class Kupo:
             await send_all(send, 200, self._cors.preflight(scope))
             return
         if not shows_token(scope, self._token):
-            raise Refused(401, "this daemon asks for a token: Authorization: Bearer …")
+            raise Refused(401, "this daemon requires a token: Authorization: Bearer …")
         if scope["method"] not in ("GET", "HEAD"):
             if scope["method"] in ("PUT", "DELETE") and name in ("patterns", "matches"):
                 raise Refused(400, _ALL)
@@ -99,7 +99,7 @@ class Kupo:
         await send_all(send, status, [(b"content-type", JSON), *headers], body)
 
     def _headers(self, scope: Scope, shot: Snapshot) -> tuple[Headers, bool]:
-        """Return the headers that say which block an answer is of, and whether the client has that answer."""
+        """Return the headers that name the block of an answer, and whether the client has that answer."""
         tip = shot.tip()
         slot, etag = ("0", "") if tip is None else (str(tip.slot), tip.hash.hex())
         headers = [(b"x-most-recent-checkpoint", slot.encode())]

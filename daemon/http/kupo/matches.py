@@ -64,11 +64,11 @@ class MatchesRoute:
             headers.append((b"content-type", _KINDS[strings]))
             kept = self._answers.get(question)
             if kept is None:
-                asked, want = _wish(shot, text, scope["query_string"])
-                if fresh:  # the question is a good one, and its answer is not asked for
+                requested, want = _request(shot, text, scope["query_string"])
+                if fresh:  # the query is valid, and the client has the answer already
                     kept = _Kept(b"", [])
                 else:
-                    kept = await self._make(shot, asked, want, question, headers, send)
+                    kept = await self._make(shot, requested, want, question, headers, send)
                     if kept is None:
                         return
         await send_all(send, 304 if fresh else 200, [*headers, *kept.more], b"" if fresh else kept.body)
@@ -82,23 +82,23 @@ class MatchesRoute:
             self._written, self._births = Written(_CACHE_BYTES), Births()
 
     async def _make(
-        self, shot: Snapshot, asked: Parameters, want: Wanted, question: _Question, headers: Headers, send: Send
+        self, shot: Snapshot, requested: Parameters, want: Wanted, question: _Question, headers: Headers, send: Send
     ) -> _Kept | None:
         """Return a small answer; a large one is sent, and None returned."""
-        matches = _matches(shot, asked, want, lambda: self._spends_of(shot))
-        writer = MatchWriter(shot, self._writer, self._births, strings=question[2], resolve=asked.resolve_hashes)
+        matches = _matches(shot, requested, want, lambda: self._spends_of(shot))
+        writer = MatchWriter(shot, self._writer, self._births, strings=question[2], resolve=requested.resolve_hashes)
         parts, first, found = matches.numbers(), list[Part](), 0
         for part in parts:
             first.append(part)
             found += len(part[0])
-            if found > _AT_ONCE or (asked.limit is not None and found > asked.limit):
+            if found > _AT_ONCE or (requested.limit is not None and found > requested.limit):
                 break
             if not len(part[0]):
                 await self._turns.next()
                 shot.check_age()
         everything = chain(first, parts)
-        if asked.limit is not None:
-            kept = await self._page(shot, matches, everything, asked.limit, writer)
+        if requested.limit is not None:
+            kept = await self._page(shot, matches, everything, requested.limit, writer)
         elif found > _AT_ONCE:
             await self._stream(shot, matches, everything, writer, headers, send)
             return None
@@ -178,21 +178,21 @@ class MatchesRoute:
             self._answers[question] = kept
 
 
-def _wish(shot: Snapshot, text: str, query: bytes) -> tuple[Parameters, Wanted]:
-    asked = parse(query)
+def _request(shot: Snapshot, text: str, query: bytes) -> tuple[Parameters, Wanted]:
+    requested = parse(query)
     try:
         pattern = parse_pattern(text)
     except BadPattern as error:
         raise Refused(400, str(error)) from error
-    return asked, wanted(shot, pattern, asked)
+    return requested, wanted(shot, pattern, requested)
 
 
-def _matches(shot: Snapshot, asked: Parameters, want: Wanted, spends: Callable[[], Spends]) -> Matches:
+def _matches(shot: Snapshot, requested: Parameters, want: Wanted, spends: Callable[[], Spends]) -> Matches:
     try:
-        return Matches(shot, want, asked.cursor, spends)
+        return Matches(shot, want, requested.cursor, spends)
     except BadCursor as error:
         raise Refused(400, "`cursor` is none that was given for this very question") from error
     except CursorGone as error:
-        assert asked.cursor is not None
-        ordinal = cursors.read(asked.cursor, Cut).ordinal
+        assert requested.cursor is not None
+        ordinal = cursors.read(requested.cursor, Cut).ordinal
         raise not_on_chain(shot, max(min(ordinal - 1, shot.state.tip), 0)) from error

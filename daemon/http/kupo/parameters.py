@@ -50,7 +50,7 @@ class Bound(NamedTuple):
 
 
 class Parameters(Struct, frozen=True, kw_only=True):
-    """What a client asks for next to the pattern."""
+    """The parameters next to the pattern."""
 
     unspent: bool = True
     spent: bool = True
@@ -164,24 +164,24 @@ def bound(text: str, name: str) -> Bound:
         raise Refused(400, f"`{name}` is {text[:120]!r}; the hash of a block has 64 hex digits") from None
 
 
-def wanted(shot: Snapshot, pattern: Pattern, asked: Parameters) -> Wanted:
-    """Return which outputs a client wants.
+def wanted(shot: Snapshot, pattern: Pattern, requested: Parameters) -> Wanted:
+    """Return which outputs are requested.
 
     Raises:
         Refused: a point is not on the chain, or the pattern and the parameters contradict each other.
         NoIndex: an index is needed that is not kept.
     """
     kept = shot.boundary.indexes
-    txid = pattern.txid if asked.txid is None else asked.txid
-    index = pattern.index if asked.index is None else asked.index
+    txid = pattern.txid if requested.txid is None else requested.txid
+    index = pattern.index if requested.index is None else requested.index
     lists = () if txid is not None else pattern.lists(kept)
-    policies = {each for each in (pattern.policy, asked.policy) if each is not None}
-    names = {each for each in (pattern.name, asked.name) if each is not None}
+    policies = {each for each in (pattern.policy, requested.policy) if each is not None}
+    names = {each for each in (pattern.name, requested.name) if each is not None}
     contradict = (
         len(policies) > 1
         or len(names) > 1
-        or (asked.txid is not None and pattern.txid not in (None, asked.txid))
-        or (asked.index is not None and pattern.index not in (None, asked.index))
+        or (requested.txid is not None and pattern.txid not in (None, requested.txid))
+        or (requested.index is not None and pattern.index not in (None, requested.index))
     )
     policy, name = next(iter(policies), None), next(iter(names), None)
     if policy is not None and txid is None:
@@ -195,11 +195,11 @@ def wanted(shot: Snapshot, pattern: Pattern, asked: Parameters) -> Wanted:
         policy=policy if name is None else None,
         txid=txid,
         index=index,
-        unspent=asked.unspent,
-        spent=asked.spent,
-        created=(1, 0) if contradict else _range(shot, *asked.created),
-        spent_in=_range(shot, *asked.spent_in),
-        order=asked.order,
+        unspent=requested.unspent,
+        spent=requested.spent,
+        created=(1, 0) if contradict else _range(shot, *requested.created),
+        spent_in=_range(shot, *requested.spent_in),
+        order=requested.order,
     )
 
 

@@ -90,7 +90,7 @@ def parse(text: str) -> Pattern:
     """Return the pattern that is written so.
 
     Raises:
-        BadPattern: it is none; the text says why.
+        BadPattern: it is none; the message has the reason.
     """
     if text == "*":
         return Pattern()

@@ -89,7 +89,7 @@ class MatchWriter:
         return f'{point},"transaction_id":"{by.txid}","input_index":{by.input},"redeemer":null}}'
 
     def _more(self, extra: Extra, value: int) -> tuple[str, str]:
-        """Return the assets of an output, and what it says of datum and script."""
+        """Return the assets of an output, and its datum and script."""
         quote, body = self._quote, extra.body(b"", value)
         assets = ",".join(
             f'"{policy.hex()}{"." if name else ""}{name.hex()}":{quote}{quantity}{quote}'

@@ -30,7 +30,7 @@ _MOST_CLIENTS = 200  # WebSockets of a worker
 _MOST_AHEAD = 1000  # requests of a client that wait
 _BAD_REQUEST, _FAILED = -32600, -32603
 _TRY_LATER = 1013
-# Their answers come when something happens: what was asked after them does not wait for that.
+# Their answers come when something happens: later requests do not wait for that.
 _WAIT_FOR_EVENTS = frozenset({"nextBlock", "acquireMempool", "nextTransaction"})
 _encode = msgspec.json.Encoder().encode
 
@@ -46,7 +46,7 @@ class Ogmios:
         self._clients = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or talk with one client."""
+        """Answer one request, or serve one WebSocket."""
         if scope["type"] == "websocket":
             await self._talk(scope, receive, send)
             return
@@ -55,7 +55,7 @@ class Ogmios:
         if scope["method"] == "OPTIONS":
             headers = self._cors.preflight(scope)
         elif not shows_token(scope, self._token):
-            status, content = 401, _failure(None, NOT_HERE, "this daemon asks for a token: Authorization: Bearer …")
+            status, content = 401, _failure(None, NOT_HERE, "this daemon requires a token: Authorization: Bearer …")
         elif scope["method"] != "POST" or scope["path"].strip("/"):
             what = "JSON-RPC is posted to this path, or spoken over a WebSocket"
             status, content = 405 if not scope["path"].strip("/") else 404, _failure(None, _BAD_REQUEST, what)
@@ -100,10 +100,10 @@ class Talk:
         self._relayed: deque[tuple[asyncio.Future[str], dict[str, Any]]] = deque()  # those that the server gives
         self._more = asyncio.Event()
         self._upstream: ClientConnection | None = None
-        self._acquired = False  # the client asks about a ledger state of its choice, which we do not have
+        self._acquired = False  # the client queries a ledger state of its choice, which the store does not have
 
     async def go_on(self) -> None:
-        """Talk until the client leaves, or the server does."""
+        """Serve until the client or the server disconnects."""
         answering = asyncio.create_task(self._answer())
         listening: asyncio.Task[None] | None = None
         try:
@@ -121,7 +121,7 @@ class Talk:
                 await self._upstream.close()
 
     async def _take(self, text: str) -> bool:
-        """Take one request; return whether it went to the server."""
+        """Handle one request; return whether it was forwarded to the server."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         request = _read(text.encode())
         method = None if request is None else request.get("method")
@@ -152,7 +152,7 @@ class Talk:
         return True
 
     async def _listen(self) -> None:
-        """Forward the server's answers; when the server disconnects, the client is asked to reconnect."""
+        """Forward the server's answers; when it disconnects, close the client's connection, to be opened again."""
         assert self._upstream is not None
         with suppress(websockets.exceptions.ConnectionClosed):
             async for raw in self._upstream:

@@ -17,7 +17,7 @@ from storage.history.layout import to_extra
 TIP, UTXO = "queryNetwork/tip", "queryLedgerState/utxo"
 _LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
 _MOST = 100_000  # outputs in one answer: some 40 MB
-_MOST_ASKED = 10_000  # addresses or references in one question
+_MOST_REQUESTED = 10_000  # addresses or references in one question
 INVALID, TOO_LARGE, NOT_HERE = -32602, -32001, -32000
 
 
@@ -59,12 +59,12 @@ class Local:
         return answer | ({"id": request["id"]} if "id" in request else {})
 
     async def _utxo(self, shot: Snapshot, params: dict[str, Any]) -> list[dict[str, Any]]:
-        (name, asked), found = next(iter(params.items())), list[dict[str, Any]]()
+        (name, requested), found = next(iter(params.items())), list[dict[str, Any]]()
         if name not in ("addresses", "outputReferences"):
             raise Failed(INVALID, f"{name} is neither addresses nor outputReferences")
-        if not isinstance(asked, list) or len(asked) > _MOST_ASKED:
-            raise Failed(INVALID, f"{name} is not a list of at most {_MOST_ASKED:,} entries")
-        for each in asked:
+        if not isinstance(requested, list) or len(requested) > _MOST_REQUESTED:
+            raise Failed(INVALID, f"{name} is not a list of at most {_MOST_REQUESTED:,} entries")
+        for each in requested:
             matches = Matches(shot, self._wanted(shot, name, each))
             for rows in matches.rows(matches.numbers()):
                 found += [self._output(row) for row in rows]

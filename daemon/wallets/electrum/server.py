@@ -94,13 +94,13 @@ async def open_listeners(config: Config) -> list[tuple[Listener[ByteStream], str
     Raises:
         OSError: an address is taken, or the certificate cannot be read.
     """
-    wish = config.electrum
-    opened: list[tuple[Listener[ByteStream], str]] = [(await _listen(wish.listen), wish.listen)]
-    if wish.tls_listen is not None:
+    settings = config.electrum
+    opened: list[tuple[Listener[ByteStream], str]] = [(await _listen(settings.listen), settings.listen)]
+    if settings.tls_listen is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(str(wish.certificate), str(wish.private_key))
-        listener = TLSListener(await _listen(wish.tls_listen), context, standard_compatible=False)
-        opened.append((listener, f"{wish.tls_listen} (TLS)"))
+        context.load_cert_chain(str(settings.certificate), str(settings.private_key))
+        listener = TLSListener(await _listen(settings.tls_listen), context, standard_compatible=False)
+        opened.append((listener, f"{settings.tls_listen} (TLS)"))
     return opened
 
 

@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Closed(Exception):
-    """The session is over; the message says why, for the log."""
+    """The session has ended; the message is the reason, for the log."""
 
 
 class Budget:

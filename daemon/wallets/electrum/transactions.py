@@ -50,14 +50,14 @@ async def transaction_id_from_pos(session: Session, params: Sequence[Any]) -> ob
 
 
 async def transaction_broadcast(session: Session, params: Sequence[Any]) -> object:
-    """Hand a transaction to the node."""
+    """Submit a transaction to the node."""
     txid = await session.server.upstream.broadcast(raw_bytes(params[0], "raw_tx"))
     session.server.backend.poll_now()
     return txid.hex()
 
 
 async def transaction_broadcast_package(session: Session, params: Sequence[Any]) -> object:
-    """Hand transactions that depend on each other to the node at once."""
+    """Submit transactions that depend on each other to the node at once."""
     package = params[0]
     if not isinstance(package, list) or not 1 <= len(package) <= _MAX_PACKAGE:
         raise bad_params(f"a package is a list of 1 to {_MAX_PACKAGE} transactions")

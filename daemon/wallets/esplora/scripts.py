@@ -1,4 +1,4 @@
-"""What Esplora says of a script: sums, transactions page by page, unspent outputs."""
+"""Esplora's answers about a script: sums, transactions page by page, unspent outputs."""
 
 from __future__ import annotations
 
