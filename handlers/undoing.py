@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from handlers import spending
-from handlers.transactions import Held, TxView, now
-from storage.chain_txs import NOTHING, ChainTx, GoingBack, Paid, count, in_order, mined_record
+from handlers.transactions import Held, TxView
+from storage.chain_txs import NOTHING, ChainTx, GoingBack, in_order
 from storage.history.mined import RolledBack
-from storage.pool_layout import HASH, NO_NAME, Body, OutPoint, Record, claim, claimant, output_hash
+from storage.pool_layout import NO_NAME, OutPoint, Record, claim, claimant
 from storage.rows import TxFlag
 
 
@@ -35,37 +35,34 @@ class Undone(Struct):
 
 def undo_some(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) -> None:
     """Let some transactions of a block that goes back wait for another one; what is to be settled goes to `undone`."""
-    inputs = _inputs(block)
-    latest = {found.txid: found for found, _ in block.transactions}
+    spent = dict[int, list[tuple[int, OutPoint]]]()  # by the number of the spender
+    for spend in block.spends:
+        spent.setdefault(spend.by, []).append((spend.input, (spend.parent, spend.output)))
+    latest = {found.txid: found for found in block.transactions}
     view.read_ahead({spend.parent for spend in block.spends}.union(latest), ())
     known = dict[ChainTx, Record]()
-    for found, details in block.transactions:
-        spent, paid = inputs.get(found.number, []), block.paid.get(found.number, [])
+    for found in block.transactions:
+        inputs, record = in_order(spent.get(found.number, [])), view.record(found.txid)
         if found.flags & TxFlag.COINBASE:
             undone.losers.append(found.txid)
         if found.failed:
             undone.failed.append(found.txid)
-            undone.losers += filter(None, (back.waits(each.by) for each in paid))  # with it goes what it gave back
+            returned = view.chain.slots(view.txn, found)[0]  # it goes, and who spent it loses
+            undone.losers += [claimant(row)[0] for row in returned.values() if spending.spent(row)]
+            if record is not None and not record.pages:
+                _take_return(view, found.txid, record, list(returned), undone)
         if found.failed or found.txid in back.reused:
-            undone.released.append((found.txid, spent))
-        record = view.record(found.txid)
+            undone.released.append((found.txid, inputs))
         if record is not None:
-            if found.failed and not record.pages:
-                _take_return(view, found.txid, record, [each.output for each in paid], undone)
             known[found] = record
-            _doubt(found, view.inputs(found.txid), spent, back, undone)
+            _doubt(found, view.inputs(found.txid), inputs, back, undone)
         elif not found.failed and latest[found.txid] is found:
-            maturity = view.rules.maturity if found.flags & TxFlag.COINBASE else None
-            known[found] = record = mined_record(block.height, block.block_id, details, maturity)
-            record.created_at = now()
-            slots = _slots(view, back, found.txid, paid, undone)
-            count(record, slots)
-            view.enter(found.txid, record, slots, Body(spent))
-            _doubt(found, spent, spent, back, undone)
-    for spender, at, parent, index, body in block.spends:
-        by = back.waits(spender)
-        if body is not None and by is not None and view.record(parent) is None:  # else its own slot reports it
-            view.rows.put_claim(parent, 0, index, claim(by, at))
+            known[found] = view.make_record(found, spent=inputs)
+            _doubt(found, inputs, inputs, back, undone)
+    for spend in block.spends:
+        by = back.waits(spend.by)
+        if spend.apart and by is not None and view.record(spend.parent) is None:  # else its own slot reports it
+            view.rows.put_claim(spend.parent, 0, spend.output, claim(by, spend.input))
     reopened = {
         spend.parent: record
         for spend in (block.spends if view.pool.reassigned.any(view.txn) else ())
@@ -76,27 +73,6 @@ def undo_some(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) 
         view.settle(found.txid, record)
     for txid, record in reopened.items():
         view.settle(txid, record)
-
-
-def _inputs(block: GoingBack) -> dict[int, list[OutPoint]]:
-    """Return what each transaction spent, by its number."""
-    found: dict[int, list[tuple[int, OutPoint]]] = {}
-    for spend in block.spends:
-        found.setdefault(spend.by, []).append((spend.input, (spend.parent, spend.output)))
-    return {number: in_order(spent) for number, spent in found.items()}
-
-
-def _slots(view: TxView, back: RolledBack, txid: bytes, paid: list[Paid], undone: Undone) -> dict[int, bytes]:
-    """Return the slots of a new record; claims of outputs that are not there end."""
-    claims, slots = {index: row[HASH:] for index, row in view.slots(txid)}, dict[int, bytes]()
-    for index, body, spender, at in paid:
-        claimed = claims.pop(index, None)
-        if claimed is None:
-            by = back.waits(spender)  # one that failed lets go
-            claimed = b"" if by is None else claim(by, at)
-        slots[index] = output_hash(txid, index, body) + claimed
-    undone.losers += [claimed[:HASH] for claimed in claims.values()]
-    return slots
 
 
 def _take_return(view: TxView, txid: bytes, record: Record, indexes: list[int], undone: Undone) -> None:

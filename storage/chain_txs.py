@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from storage import keys
 from storage.errors import Damaged
-from storage.pool_layout import FROZEN, HASH, HIGHEST, OutPoint, Record
+from storage.pool_layout import FROZEN, HASH, OutPoint, Record
 from storage.rows import TxFlag
 
 NOTHING: OutPoint = (bytes(32), keys.LAST_U32)  # in place of an input that was missing, or listed twice
@@ -34,44 +34,22 @@ class ChainTx(Struct, frozen=True):
         return bool(self.flags & TxFlag.INVALID)
 
 
-class Details(NamedTuple):
-    """What a block has of a transaction apart from inputs and outputs; `total` counts the outputs that it lists."""
-
-    total: int = 0
-    fee: int | None = None
-    size: int | None = None
-    subtree: int | None = None
-
-
-class Paid(NamedTuple):
-    """An output of a block that is rolled back, and the number of its spender."""
-
-    output: int
-    body: bytes
-    by: int | None = None
-    input: int = 0
-
-
 class Spend(NamedTuple):
-    """What an input of a block that is rolled back spent.
-
-    The body is that of an output whose transaction gets no record by this: its claim stands separately.
-    """
+    """What an input of a block that is rolled back spent; `apart` if the output's transaction gets no record by this."""
 
     by: int
     input: int
     parent: bytes
     output: int
-    body: bytes | None
+    apart: bool
 
 
-class GoingBack(Struct):
-    """Some transactions of a block that is rolled back, in order: outputs by number, spends in order."""
+class GoingBack(NamedTuple):
+    """Some transactions of a block that is rolled back, and what they spent, both in order."""
 
     height: int
     block_id: int
-    transactions: list[tuple[ChainTx, Details]]
-    paid: dict[int, list[Paid]]
+    transactions: list[ChainTx]
     spends: list[Spend]
 
 
@@ -90,26 +68,6 @@ def in_order(spent: list[tuple[int, OutPoint]]) -> list[OutPoint]:
     for at, outpoint in spent:
         inputs[at] = outpoint
     return inputs
-
-
-def mined_record(height: int, block_id: int | None, details: Details, maturity: int | None) -> Record:
-    """Return the record of a transaction in a block; `maturity` is that of a coinbase."""
-    at = min(height, HIGHEST)
-    name = at if block_id is None else block_id
-    return Record(
-        outputs=0,
-        recorded=0,
-        total=details.total,
-        partial=True,
-        is_coinbase=maturity is not None,
-        spending_height=None if maturity is None else at + maturity,
-        block_ids=[name],
-        main_ids=[name],
-        block_heights=[at],
-        subtree_idxs=[details.subtree],
-        fee=details.fee,
-        size=details.size,
-    )
 
 
 def count(record: Record, slots: dict[int, bytes]) -> None:

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storage.chain_txs import ChainTx, Details, GoingBack, Paid, Spend, in_order, mined_record
+from storage.chain_txs import ChainTx, GoingBack, Spend, in_order
 from storage.disk import Txn
 from storage.errors import Damaged
 from storage.ghost_layout import Gone
 from storage.history.arrays import distinct, joined
 from storage.history.layout import (
-    NO_FEE,
     OUTPUT_RECORD,
     REPLACED,
     SPEND,
@@ -41,8 +40,6 @@ from storage.rows import TxFlag
 
 _FLAGS = TxFlag.INVALID | TxFlag.COLLATERAL_RETURN | TxFlag.COINBASE
 _SPENT = np.dtype([("number", "<i8"), ("spender", "<i8"), ("input", "<u4")])
-
-Listed = tuple[ChainTx, Details]
 
 
 class RolledBack(NamedTuple):
@@ -122,7 +119,7 @@ class MinedStore:
         for records in reads.transactions(numbers):
             kept = records["number"] >= reads.stored.reachable
             kept |= _any(history.live.has, records["number"], outputs_in(records["counts"]))
-            self._resolved.update((found.txid, found) for found, _ in _listed(records.compress(kept)))
+            self._resolved.update((found.txid, found) for found in _listed(records.compress(kept)))
         # What has no output that lives is left to `find`, which checks whether one may live again.
 
     # --- look-up -------------------------------------------------------------------------------------------------
@@ -142,10 +139,22 @@ class MinedStore:
         """Return what decides about spending; the counters are `counted`'s to fill."""
         reads = self._at(txn)
         block, found = reads.block(tx.ordinal), reads.stored.tx_of(tx.number)
-        maturity = self.maturity if tx.flags & TxFlag.COINBASE else None
-        returns = bool(found.flags & TxFlag.COLLATERAL_RETURN)
-        details = Details(found.outputs - returns, found.fee, found.size, found.subtree)
-        return mined_record(block.height, block.block_id, details, maturity)
+        is_coinbase, at = bool(tx.flags & TxFlag.COINBASE), min(block.height, HIGHEST)
+        name = at if block.block_id is None else block.block_id
+        return Record(
+            outputs=0,
+            recorded=0,
+            total=found.outputs - bool(found.flags & TxFlag.COLLATERAL_RETURN),
+            partial=True,
+            is_coinbase=is_coinbase,
+            spending_height=at + self.maturity if is_coinbase else None,
+            block_ids=[name],
+            main_ids=[name],
+            block_heights=[at],
+            subtree_idxs=[found.subtree],
+            fee=found.fee,
+            size=found.size,
+        )
 
     def slots(self, txn: Txn, tx: ChainTx) -> tuple[dict[int, bytes], int | None]:
         """Return the slots in the chain's tables, without claims of records, and the height of the last spend."""
@@ -198,7 +207,7 @@ class MinedStore:
     def of_block(self, txn: Txn, ordinal: int) -> list[ChainTx]:
         """Return a block's transactions in order."""
         reads = self._at(txn)
-        return [found for records in reads.of_block(reads.block(ordinal)) for found, _ in _listed(records)]
+        return [found for records in reads.of_block(reads.block(ordinal)) for found in _listed(records)]
 
     # --- rollback ------------------------------------------------------------------------------------------------
 
@@ -234,11 +243,10 @@ class MinedStore:
         reads, txs = self._at(txn), back.txs.compress(some)
         own = np.isin(back.spends["spender"], txs["number"])
         homes = back.spends["number"] - back.indexes
-        spent_by = dict[int, tuple[int, int]]()
-        for spend in back.spends[np.isin(homes, txs["number"])].tolist():
-            spent_by[spend[0]] = spend[1], spend[2]
         apart = own & ~np.isin(homes, txs["number"])  # the output's transaction stays, or becomes a ghost
-        bodies = reads.bodies(distinct(back.spends["number"][apart]))
+        numbers = distinct(back.spends["number"][apart])
+        if len(there := reads.stored.bodies(numbers)) < len(numbers):
+            raise Damaged(f"output {next(at for at in numbers.tolist() if at not in there)} is not there")
         for n in range(len(back.blocks) - 1, -1, -1):
             block, ordinal = back.blocks[n], back.target + 1 + n
             mine = txs[slice(*np.searchsorted(txs["block"], [ordinal, ordinal + 1]))]
@@ -247,15 +255,15 @@ class MinedStore:
             low, high = np.searchsorted(back.spends["spender"], [block.first, block.first + block.numbers])
             at = low + np.flatnonzero(own[low:high])
             ids, spends = back.parents.take(at, axis=0).tobytes(), back.spends.take(at)
-            fields = zip(spends.tolist(), back.indexes[at].tolist(), apart[at].tolist(), strict=True)
+            columns = spends["spender"], spends["input"], back.indexes[at], apart[at]
+            fields = zip(*(column.tolist() for column in columns), strict=True)
             yield GoingBack(
                 min(block.height, HIGHEST),
-                _name_of(block),
+                block.height if block.block_id is None else block.block_id,
                 _listed(mine),
-                _paid(reads, mine, spent_by),
                 [
-                    Spend(by, input_, ids[i * 32 : i * 32 + 32], index, bodies[number] if apart else None)
-                    for i, ((number, by, input_), index, apart) in enumerate(fields)
+                    Spend(by, input_, ids[i * 32 : i * 32 + 32], index, apart)
+                    for i, (by, input_, index, apart) in enumerate(fields)
                 ],
             )
 
@@ -301,17 +309,6 @@ class _Reads:
             raise Damaged(f"the undo log of block {by.block} has output {number} {len(found)} times")
         return int(found[0])
 
-    def bodies(self, numbers: Numbers) -> dict[int, bytes]:
-        """Return the outputs of ascending numbers as their hashes have them.
-
-        Raises:
-            Damaged: one is not there.
-        """
-        found = {number: to_body(output) for number, output in self.stored.bodies(numbers).items()}
-        if len(found) < len(numbers):
-            raise Damaged(f"output {next(at for at in numbers.tolist() if at not in found)} is not there")
-        return found
-
     def transactions(self, numbers: Numbers) -> Iterator[Records]:
         """Yield the records of transactions, by the ascending numbers of their first outputs."""
         for _, records, _ in self.stored.txs.many(numbers):
@@ -320,11 +317,6 @@ class _Reads:
     def of_block(self, block: Block) -> Iterator[Records]:
         """Yield the records of a block's transactions in order."""
         return self.transactions(self.stored.txs.within(block.first, block.first + block.numbers))
-
-
-def _name_of(block: Block) -> int:
-    """Return the id of a block."""
-    return block.height if block.block_id is None else block.block_id
 
 
 def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Flags:
@@ -337,34 +329,8 @@ def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Fl
     return found
 
 
-def _listed(records: Records) -> list[Listed]:
-    """Return transactions with the fields of their blocks."""
-    ids, counts = records["id"].tobytes(), records["counts"]
-    flags = (counts & np.uint32(_FLAGS)).tolist()
-    columns = [records[name].tolist() for name in ("block", "fee", "size", "subtree")]
-    fields = zip(records["number"].tolist(), flags, outputs_in(counts).tolist(), *columns, strict=True)
-    return [
-        (
-            ChainTx(ids[n * 32 : n * 32 + 32], number, block, flag),
-            Details(
-                outputs - bool(flag & TxFlag.COLLATERAL_RETURN),
-                None if fee == NO_FEE else fee,
-                None if size < 0 else size,
-                None if subtree < 0 else subtree,
-            ),
-        )
-        for n, (number, flag, outputs, block, fee, size, subtree) in enumerate(fields)
-    ]
-
-
-def _paid(reads: _Reads, txs: Records, spent_by: dict[int, tuple[int, int]]) -> dict[int, list[Paid]]:
-    """Return the outputs of transactions by the numbers of these; `spent_by` has who spent them."""
-    first, counts = txs["number"], outputs_in(txs["counts"])
-    starts = np.cumsum(counts) - counts
-    numbers = np.arange(int(counts.sum())) + np.repeat(first - starts, counts)
-    home = dict(zip(numbers.tolist(), np.repeat(first, counts).tolist(), strict=True))
-    paid = dict[int, list[Paid]]()
-    for number, found in reads.stored.bodies(numbers).items():
-        tx = home[number]
-        paid.setdefault(tx, []).append(Paid(number - tx, to_body(found), *spent_by.get(number, (None, 0))))
-    return paid
+def _listed(records: Records) -> list[ChainTx]:
+    """Return transactions in order."""
+    ids, flags = records["id"].tobytes(), records["counts"] & np.uint32(_FLAGS)
+    fields = zip(records["number"].tolist(), records["block"].tolist(), flags.tolist(), strict=True)
+    return [ChainTx(ids[n * 32 : n * 32 + 32], *each) for n, each in enumerate(fields)]
