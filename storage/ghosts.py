@@ -54,9 +54,6 @@ from storage.rows import unpack
 OutPoint = tuple[bytes, int]
 
 
-_MANY = 8  # claims of one transaction's outputs, from which on arrays are faster
-
-
 class _Reads(NamedTuple):
     """What was read in one transaction; every change drops it."""
 
@@ -284,12 +281,6 @@ class Ghosts:
             raise Damaged(f"ghost {number} is not there")
         return found[0]
 
-    def get(self, txn: Txn, number: int) -> Ghost:
-        """Return a ghost by its number."""
-        [record] = self.records(txn, np.array([number], np.int64))
-        generation = next(each for each in self.generations(txn) if each.first <= number < each.end)
-        return Ghost(number, record["id"].tobytes(), record, generation)
-
     def block(self, txn: Txn, generation: int, block: int) -> Block:
         """Return a block of a generation.
 
@@ -324,20 +315,10 @@ class Ghosts:
 
     def claims(self, txn: Txn, txid: bytes, index: int | None = None) -> dict[int, tuple[bytes, int]]:
         """Return who of the ghosts claims outputs of a transaction, with which input: of all, or of one."""
-        numbers, reads = self._numbers(txn, BY_PARENT, txid, index), self._at(txn)
-        if len(numbers) > _MANY:
-            return self._many_claims(txn, txid, np.array([number for _, number in numbers], np.int64))
-        found = dict[int, tuple[bytes, int]]()
-        for _, number in numbers:
-            if (spend := reads.spends.get(number)) is None:
-                raise Damaged(f"spend {number} of the ghosts is not there")
-            record, spender = spend[0], int(spend[0]["spender"])
-            if reads.bits.is_set(spender) and record["parent"].tobytes() == txid:
-                found[int(record["index"])] = self._record(txn, spender)["id"].tobytes(), int(record["input"])
-        return found
-
-    def _many_claims(self, txn: Txn, txid: bytes, numbers: Numbers) -> dict[int, tuple[bytes, int]]:
-        spends = self._spends(txn, numbers)
+        numbers = [number for _, number in self._numbers(txn, BY_PARENT, txid, index)]
+        if not numbers:
+            return {}
+        spends = self._spends(txn, np.array(numbers, np.int64))
         spends = spends.compress(same_rows(spends["parent"], words(txid)))
         spends = spends.compress(self._at(txn).bits.has(spends["spender"]))
         wanted, back = places_among_distinct(spends["spender"])

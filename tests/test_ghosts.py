@@ -51,7 +51,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let values be small, so that a few transactions fill several."""
     monkeypatch.setattr(storage.ghost_index, "_ENTRIES", 3)
-    monkeypatch.setattr(storage.ghosts, "_MANY", 1)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
 
 
