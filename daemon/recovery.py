@@ -178,7 +178,7 @@ async def recover_along(
         return turn(partial(turns.chain.write_alone, step))
 
     healing = Healing(records, turn, write, changes.record, hub.bus.publish, tip)
-    withdrawing = partial(withdraw_discarded, storage, store, write, tx_blocks.evictor.withdraw, hub.bus.publish)
+    withdrawing = partial(withdraw_discarded, storage, store, write, tx_blocks, hub.bus.publish)
 
     async def circuits() -> None:
         numbers.circuits = {source.name: source.circuit for source in sources}

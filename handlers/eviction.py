@@ -33,6 +33,7 @@ _ROWS = 5_000  # that a step examines before it stops
 _ANCESTORS = 1_000  # unmined transactions that one may build on while the limits are reached
 _STEPS = 200  # for one large submission
 _AT_ONCE = 1_000  # children that are remembered of one transaction
+_CAUSES: dict[str, AnyCause] = {"limit": Withdrawn("evicted"), "age": Expired()}  # by reason
 
 
 class PendingFull(TxFault):
@@ -46,7 +47,7 @@ class PendingFull(TxFault):
 class EvictionNumbers(Struct):
     """How many transactions were evicted since the daemon started, by reason."""
 
-    evicted: dict[str, int] = field(default_factory=lambda: {"limit": 0, "age": 0})
+    evicted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
 
 
 class _Gone(Struct):
@@ -89,14 +90,14 @@ class Evictor:
         self._removal, self._rules, self._tell = removal, rules, tell
         self.numbers = EvictionNumbers()
         self._path: dict[bytes, _Visit] = {}  # from the oldest submission to one that builds on it
-        self._gone = {"limit": _Gone(), "age": _Gone()}
         self._wrote = False
+        self.begin()
 
     def begin(self) -> None:
         """Forget what an attempt at this write has done."""
         if self._wrote:
             self._path.clear()
-        self._gone = {"limit": _Gone(), "age": _Gone()}
+        self._gone = {reason: _Gone() for reason in _CAUSES}
         self._wrote = False
 
     def settle(self) -> None:
@@ -109,20 +110,6 @@ class Evictor:
                 log.warning("pending_evicted", reason=reason, count=gone.count, bytes=gone.size, oldest_age_s=age_s)
         self._wrote = False
         self.begin()
-
-    def withdraw(self, view: TxView, txid: bytes, reason: str) -> bool:
-        """Take a transaction of the pool, and what builds on it, out of it, as far as one step goes.
-
-        Return whether that is all: nothing is left, or something of it has to stay.
-        """
-        others, self._path = self._path, {txid: _Visit()}
-        rows, passed = _ROWS, set[bytes]()
-        try:
-            while rows > 0 and self._path:
-                rows -= self._visit(view, _Gone(), passed, Withdrawn(reason))
-            return not self._path
-        finally:
-            self._path = others
 
     def look_again(self, txids: Iterable[bytes] | None) -> None:
         """Note that something may build on transactions now, or that they are marked; None means any.
@@ -212,7 +199,6 @@ class Evictor:
     def _step(self, view: TxView, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
         """Evict whole packages while that is wanted, as far as one step goes."""
         rows, self._wrote, passed = _ROWS, True, set(spared)
-        cause: AnyCause = Expired() if reason == "age" else Withdrawn("evicted")
         if self._path and next(iter(self._path)) in passed:
             self._path.clear()
         while rows > 0 and (self._path or wanted()):
@@ -221,9 +207,9 @@ class Evictor:
                 if oldest is None:
                     return
                 self._path = {oldest: _Visit()}
-            rows -= self._visit(view, self._gone[reason], passed, cause)
+            rows -= self._visit(view, reason, passed)
 
-    def _visit(self, view: TxView, gone: _Gone, passed: set[bytes], cause: AnyCause) -> int:
+    def _visit(self, view: TxView, reason: str, passed: set[bytes]) -> int:
         """Go one transaction on, or remove one; return how many rows were examined.
 
         When something on the way has to stay, the submission at its beginning is put back in line, and is `passed`.
@@ -237,19 +223,26 @@ class Evictor:
         if not at.children:
             held_back, rows = self._look(view, txid, record, at)
             if held_back:
-                first = next(iter(self._path))
-                _put_back(view, first)
+                passed.add(first := next(iter(self._path)))
                 self._path.clear()
-                passed.add(first)
+                oldest = view.record(first)
+                if oldest is not None and oldest.submission is not None:  # the last in the order, as old as it is
+                    oldest.submission = view.rows.next_number()
+                    view.put(first, oldest)
                 return rows
         if at.children:
             self._path[at.children.pop()] = _Visit()
         elif at.page < record.pages:
             at.page += 1
         else:
-            self._remove(view, txid, record, gone)
-            self._tell(view, txid, "withdrawn" if cause == Withdrawn("operator") else "pruned", None, cause)
+            self._removal.remove(view, txid, record)
+            self._tell(view, txid, "pruned", None, _CAUSES[reason])
             del self._path[txid]
+            gone = self._gone[reason]
+            gone.count += 1
+            if record.submission is not None:
+                gone.size += record.weight
+                gone.oldest_at = min(gone.oldest_at or record.created_at, record.created_at)
         return rows
 
     def _look(self, view: TxView, txid: bytes, record: Record, at: _Visit) -> tuple[bool, int]:
@@ -275,23 +268,8 @@ class Evictor:
                 break
         return False, rows + len(at.children)
 
-    def _remove(self, view: TxView, txid: bytes, record: Record, gone: _Gone) -> None:
-        self._removal.remove(view, txid, record)
-        gone.count += 1
-        if record.submission is not None:
-            gone.size += record.weight
-            gone.oldest_at = min(gone.oldest_at or record.created_at, record.created_at)
-
 
 def _oldest(view: TxView) -> Iterator[bytes]:
     """Yield the submissions that wait, the oldest first."""
     view.flush()
     return (txid for _, txid in view.pool.pending.ordered(view.txn))
-
-
-def _put_back(view: TxView, txid: bytes) -> None:
-    """Let a submission be the last in the order, as old as it is."""
-    record = view.record(txid)
-    if record is not None and record.submission is not None:
-        record.submission = view.rows.next_number()
-        view.put(txid, record)

@@ -107,8 +107,7 @@ def _all_or_nothing(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None
 def _do(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
     match event:
         case TxWithdrawn():
-            for txid in tx_blocks.removal.withdraw(view, event.txids):
-                tx_blocks.tell(view, txid, "withdrawn", cause=Withdrawn(event.reason))
+            withdraw(view, tx_blocks, event.txids, event.reason)
         case TxLocked() | TxUnlocked():
             for txid in event.txids:
                 states.set_locked(view, txid, on=isinstance(event, TxLocked))
@@ -137,6 +136,16 @@ def _do(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
         case TxPreserved():
             for txid in event.txids:
                 states.preserve(view, txid, event.until)
+
+
+def withdraw(view: TxView, tx_blocks: TxBlocks, txids: Sequence[bytes], reason: str) -> None:
+    """Remove transactions of the pool and what builds on them, and publish that.
+
+    Raises:
+        TxFault: as `Removal.withdraw`; nothing is removed then.
+    """
+    for txid in tx_blocks.removal.withdraw(view, txids):
+        tx_blocks.tell(view, txid, "withdrawn", cause=Withdrawn(reason))
 
 
 def _set_mined(view: TxView, tx_blocks: TxBlocks, event: TxMined, txid: bytes) -> None:

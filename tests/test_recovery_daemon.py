@@ -211,7 +211,7 @@ def test_what_is_discarded_claims_nothing(folder: Path) -> None:
         listener.close()
         told = [(fact["txid"], fact["cause"]) for fact in heard if fact is not None]
         withdrawn = {"type": "withdrawn", "reason": "operator"}
-        assert told == [(digest("tx", name).hex(), withdrawn) for name in ("child", "stuck")]
+        assert told == [(digest("tx", name).hex(), withdrawn) for name in ("stuck", "child")]
         until(lambda: rows(daemon), named(stuck="deleted", other="pending"))
         assert client.ask(rival)["status"] == "accepted"
         until(lambda: rows(daemon), named(stuck="deleted", other="pending", rival="pending"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
@@ -12,9 +13,12 @@ import structlog
 from config.settings import Recovery
 from handlers.causes import Submitted
 from handlers.events import TxStatusChanged
+from handlers.orders import withdraw
 from handlers.recovery.records import Records
 from handlers.recovery.survey import Turn, all_of, waiting
+from handlers.spending import TxFault
 from handlers.transactions import TxView
+from handlers.tx_blocks import TxBlocks
 from storage.errors import StoreFull
 from storage.recovery.rows import FINAL, Counts, Status
 from storage.recovery.tables import Storage
@@ -81,21 +85,24 @@ class Healing:
 async def withdraw_discarded(
     storage: Storage,
     store: str,
-    write: Callable[[Callable[[TxView], bool]], Awaitable[bool]],
-    withdraw: Callable[[TxView, bytes, str], bool],
+    write: Callable[[Callable[[TxView], None]], Awaitable[None]],
+    tx_blocks: TxBlocks,
     told: Callable[[], None],
 ) -> None:
     """Take what an operator has discarded out of the pool of `store`, so that what it claimed is free again.
 
-    `write` makes one step a commit of its own; `withdraw` is such a step, and returns whether it was the last one.
-    `told` is called when the change log has it. Each is withdrawn before it is forgotten: a kill in between
-    repeats it.
+    `write` makes one step a commit of its own; `told` is called when the change log has it. Each is withdrawn before it
+    is forgotten: a kill in between repeats it.
     """
+
+    def step(txid: bytes, view: TxView) -> None:
+        with suppress(TxFault):  # what has to stay does
+            withdraw(view, tx_blocks, [txid], "operator")
+
     while txids := await storage.withdrawals(store, _WITHDRAWN):
         for txid in txids:
             try:
-                while not await write(lambda view, txid=txid: withdraw(view, txid, "operator")):  # type: ignore[misc]
-                    pass
+                await write(partial(step, txid))
             except StoreFull as full:
                 log.warning("store_full", during="recovery", error=str(full))
                 return
