@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -204,6 +204,13 @@ def quick(**changes: Any) -> Recovery:
 
 def least(low: float, _: float) -> float:
     return low
+
+
+async def wake(storage: Storage, txids: Iterable[bytes]) -> None:
+    """Make pending rows that no instance holds due at once."""
+    due = "UPDATE {t} AS t SET next_attempt_at = {now} - 1{ms} FROM {keys} WHERE t.txid = b.id"
+    waits = "AND t.status = 'pending' AND t.owner IS NULL RETURNING txid"
+    await storage._each(f"{due} {waits}", [(txid,) for txid in sorted(txids)], ring=True)
 
 
 class Service(Manager):

@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until
+from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until, wake
 
 import storage.recovery.postgres
 import storage.recovery.sqlite
@@ -495,7 +495,7 @@ async def test_no_row_stays_held_whatever_happens(storage: Storage, lab: Lab, se
         "discarded": lambda: storage.discard(some(), "an operator"),
         "reopened": lambda: storage.reopen(rows, "the chain"),
         "revoked": lambda: storage.revoke(some()),
-        "woken": lambda: storage.wake(rows),
+        "woken": lambda: wake(storage, rows),
         "restarted": restart,
     }
 
@@ -506,7 +506,7 @@ async def test_no_row_stays_held_whatever_happens(storage: Storage, lab: Lab, se
         if step >= 30 and met_all():
             break
         await storage.reopen(some(), "so that there is something to do")
-        await storage.wake(rows)
+        await wake(storage, rows)
         event = random.choice([*events, "broken", "mute"])
         met[event] += 1
         if event in ("broken", "mute"):
@@ -521,7 +521,7 @@ async def test_no_row_stays_held_whatever_happens(storage: Storage, lab: Lab, se
     await storage.reopen(rows, "for the last time")
 
     async def over() -> bool:
-        await storage.wake(rows)
+        await wake(storage, rows)
         listed = await storage.rows(None, 100)
         return all(row.status != "pending" and row.owner is None for row in listed)
 

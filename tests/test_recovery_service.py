@@ -31,6 +31,7 @@ from recovering import (
     status,
     tx,
     until,
+    wake,
 )
 
 from daemon.recovery import ChainFinality
@@ -160,7 +161,7 @@ async def test_waking_does_not_wait_for_the_scan(lab: Lab) -> None:
         await storage.add([tx(1)], HOUR)
         async with managing(storage, Says(), scan_interval=30.0) as manager:
             await until(lambda: manager.numbers.leader)
-            await ringer.wake([tx(1)])
+            await wake(ringer, [tx(1)])
             await until(becomes(storage, tx(1), "confirmed"), 5.0)
 
 
@@ -215,7 +216,7 @@ async def test_who_is_busy_is_left_alone_for_as_long_as_it_says(on_sqlite: Stora
             return (await read(on_sqlite, tx(1))).attempts == 2
 
         await until(is_settled)
-        await on_sqlite.wake([tx(1)])
+        await wake(on_sqlite, [tx(1)])
         await until(lambda: handler.asked.count(tx(1)) == 3)
     assert manager.numbers.outcomes["busy"] == len(handler.asked)
 

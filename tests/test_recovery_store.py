@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 from proxy import Proxy
-from recovering import Lab, read, status, tx, until
+from recovering import Lab, read, status, tx, until, wake
 
 from storage.errors import Damaged, WrongFormat
 from storage.recovery import postgres, sql, sqlite
@@ -150,7 +150,6 @@ async def test_what_is_final_stays(storage: Storage, lab: Lab, end: Status) -> N
         assert await storage.conclude([tx(1)], other, "no") == set()
         assert await storage.settle([final(claim, other, "no")]) == set()
     assert await storage.add([tx(1)], 0.0, 99.0) == 0
-    assert await storage.wake([tx(1)]) == set()
     await lab.pass_time(9999)
     assert await storage.claim("B", 30.0, 9) == []
     row = await read(storage, tx(1))
@@ -224,15 +223,6 @@ async def test_what_waits_is_listed_by_id_in_pages(storage: Storage) -> None:
     assert await storage.waiting(tx(18), 5) == []
 
 
-async def test_waking_leaves_claims_alone(storage: Storage) -> None:
-    await storage.add([tx(1), tx(2)], 3600.0)
-    assert await storage.wake([tx(1)]) == {tx(1)}
-    (claim,) = await storage.claim("A", 30.0, 9)
-    assert claim.txid == tx(1)
-    assert await storage.wake([tx(1)]) == set()
-    assert await storage.claim("B", 30.0, 9) == []
-
-
 async def test_lists_are_pages_in_the_order_of_submission(storage: Storage) -> None:
     for n in range(12):
         await due(storage, n, age_s=1000.0 - n // 2)  # two at a time, more or less
@@ -303,7 +293,7 @@ async def test_sessions_are_notified_of_what_is_due_at_once(lab: Lab) -> None:
         await ringer.add([tx(1)], 30.0)
         await asyncio.sleep(0.05)
         assert not rung.is_set()
-        assert await ringer.wake([tx(1)]) == {tx(1)}
+        await wake(ringer, [tx(1)])
         await asyncio.wait_for(rung.wait(), 5)
         rung.clear()
         await ringer.conclude([tx(1)], "dead", "")
@@ -322,7 +312,7 @@ async def test_who_is_cut_off_inside_a_transaction_keeps_no_row_for_longer_than_
         await other.add([tx(1)], 0.0, 60.0)
         async with pg_lab.storage(lease_s=1.0, uri=way.uri) as storage:
             way.cut_after(tx(1))
-            waking = asyncio.ensure_future(storage.wake([tx(1)]))
+            waking = asyncio.ensure_future(wake(storage, [tx(1)]))
             await until(lambda: way.is_cut)
             silent = f"state = 'idle in transaction' AND query LIKE '%{pg_lab.table}%'"
             await until(lambda: pg_lab.sql(f"SELECT 1 FROM pg_stat_activity WHERE {silent}"))
@@ -414,7 +404,7 @@ async def test_sqlite_reads_its_batch_and_not_the_table(sqlite_lab: Lab) -> None
         await storage.add([tx(n) for n in range(1000)], 0.0, 60.0)
     connection = sqlite3.connect(sqlite_lab.path)
     connection.create_function("of_base64", 1, a2b_base64, deterministic=True)
-    by_key = [sql.RENEW, sql.SETTLE, sql.RELEASE, sql.CONCLUDE, sql.WAKE, sql.REVOKE, sql.DISCARD, sql.DROP]
+    by_key = [sql.RENEW, sql.SETTLE, sql.RELEASE, sql.CONCLUDE, sql.REVOKE, sql.DISCARD, sql.DROP]
     by_key += [sql.reopen(FINAL)]
     for template in (sql.CLAIM, *by_key):
         statement = sqlite.worded(template)

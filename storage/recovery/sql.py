@@ -130,9 +130,6 @@ CONCLUDE = f"""
 DISCARD = f"""
     UPDATE {{t}} AS t SET status = 'deleted', message = :message, reopened = t.reopened + 1, {_END}
     {_KEYS} IN ('pending', 'dead', 'orphan') RETURNING txid"""
-WAKE = f"""
-    UPDATE {{t}} AS t SET next_attempt_at = {{now}} - 1{{ms}}
-    {_KEYS} = 'pending' AND t.owner IS NULL RETURNING txid"""
 REVOKE = f"""
     UPDATE {{t}} AS t SET owner = NULL, lease_until = NULL, generation = t.generation + 1,
         next_attempt_at = {{now}} - 1{{ms}}, updated_at = {{now}}

@@ -233,10 +233,6 @@ class Storage(Verbs):
 
     # --- operators -----------------------------------------------------------------------------------------------
 
-    async def wake(self, txids: Iterable[bytes]) -> set[bytes]:
-        """Make pending rows that no instance holds due at once; return which."""
-        return await self._each(sql.WAKE, _keys(txids), ring=True)
-
     async def replay(self, txids: Iterable[bytes]) -> set[bytes]:
         """Make dead and orphan rows pending again, with fresh counters; return which."""
         return await self.reopen(txids, None, ("dead", "orphan"))
