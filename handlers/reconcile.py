@@ -206,14 +206,15 @@ def _right(view: TxView, found: ChainTx, said: _Said) -> dict[int, bytes]:
     for index, row in view.chain.slots(view.txn, found)[0].items():
         own, tail = said.rows.get(index), row[HASH:]
         if own is None:
-            if tail or not _is_data(view, found, index):
+            address, value = view.chain.paid(view.txn, found, index)
+            if tail or not spending.data_output(value, address):
                 right[index] = row
             continue
         if not tail and _stands(view, (found.txid, index), own):
             tail = own[HASH:]
         right[index] = said.name(index, row[:HASH]) + tail
     for index, row in said.rows.items():
-        if index not in right and spending.spent(row) and not _waits(view, claimant(row)[0]):
+        if index not in right and _is_gone(view, row):
             right[index] = row  # the chain does not have it any more
     return right
 
@@ -222,22 +223,18 @@ def _agree_unmined(view: TxView, txid: bytes, failed: ChainTx | None, record: Re
     """Free what no transaction claims, and let a transaction that waits for a block hold what it spends, or lose."""
     if record.mined or record.conflicting:  # long ago, or its spenders are those of its collateral return
         return None
-    strays = {index: row for index, row in said.rows.items() if _is_stray(view, said, row)}
+    claims = {index: row for index, row in said.rows.items() if spending.spent(row)}
+    spenders = {index: claimant(row)[0] for index, row in claims.items()}
+    strays = [index for index, by in spenders.items() if by not in said.gone and view.get(by) is None]
     if strays:
-        right = said.rows | {index: row[:HASH] for index, row in strays.items()}
+        right = said.rows | {index: claims[index][:HASH] for index in strays}
         _rewrite(view, txid, record, said, right, record.total)
     if failed is not None:
         return Repair(txid, "it failed in its block", [txid])
-    return _claim_inputs(view, txid) or (Repair(txid, "spenders that are not known") if strays else None)
-
-
-def _claim_inputs(view: TxView, txid: bytes) -> Repair | None:
-    """Let a transaction that waits for a block hold what it spends, or lose."""
     if _holds(view, txid):
-        return None
+        return Repair(txid, "spenders that are not known") if strays else None
     try:
-        inputs = view.inputs(txid)
-        spend(view, txid, inputs, view.height + 1, ignore_locked=True)
+        spend(view, txid, view.inputs(txid), view.height + 1, ignore_locked=True)
     except TxFault:
         return Repair(txid, "its inputs are claimed or spent by others", [txid])
     return Repair(txid, "it did not claim its inputs")
@@ -323,17 +320,6 @@ def _waits(view: TxView, txid: bytes) -> bool:
 def _is_gone(view: TxView, row: bytes) -> bool:
     """Return whether a slot is spent by what does not wait for a block."""
     return spending.spent(row) and not _waits(view, claimant(row)[0])
-
-
-def _is_stray(view: TxView, said: _Said, row: bytes) -> bool:
-    """Return whether a slot is claimed by a transaction that is not known."""
-    by = claimant(row)[0]
-    return spending.spent(row) and by not in said.gone and view.get(by) is None
-
-
-def _is_data(view: TxView, found: ChainTx, index: int) -> bool:
-    address, value = view.chain.paid(view.txn, found, index)
-    return spending.data_output(value, address)
 
 
 def _displaced(view: TxView, said: _Said, right: dict[int, bytes]) -> list[bytes]:

@@ -159,9 +159,7 @@ def freeze(view: TxView, outpoint: OutPoint) -> None:
     Raises:
         TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `ALREADY_FROZEN`, or `SPENT`.
     """
-    held, *_, row = _find(view, outpoint)
-    if spending.frozen(row):
-        raise _fault(outpoint, Fault("ALREADY_FROZEN"))
+    held, *_, row = _find(view, outpoint, frozen=False)
     if len(row) > HASH:
         raise _fault(outpoint, Fault("SPENT", claimant(row)))
     view.claim(held, outpoint[1], FROZEN)
@@ -173,7 +171,7 @@ def unfreeze(view: TxView, outpoint: OutPoint) -> None:
     Raises:
         TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, or `UTXO_NOT_FROZEN`.
     """
-    held, *_ = _find_frozen(view, outpoint)
+    held, *_ = _find(view, outpoint, frozen=True)
     view.claim(held, outpoint[1], b"")
 
 
@@ -183,9 +181,9 @@ def reassign(view: TxView, outpoint: OutPoint, new_hash: bytes, address: bytes) 
     Raises:
         TxFault: as `unfreeze`.
     """
-    _find_frozen(view, outpoint)
+    _find(view, outpoint, frozen=True)
     view.need(outpoint[0])
-    held, page, number, slot, row = _find_frozen(view, outpoint)
+    held, page, number, slot, row = _find(view, outpoint, frozen=True)
     height = view.height
     view.rows.put_name(held.txid, held.record, number, slot, new_hash)
     view.rows.put_claim(held.txid, number, slot, None)
@@ -205,11 +203,11 @@ def _first_owner(view: TxView, outpoint: OutPoint) -> bytes | None:
     return view.chain.paid(view.txn, found, outpoint[1])[0]
 
 
-def _find(view: TxView, outpoint: OutPoint) -> tuple[Held, Page, int, int, bytes]:
-    """Return an output's transaction, page and slot.
+def _find(view: TxView, outpoint: OutPoint, *, frozen: bool) -> tuple[Held, Page, int, int, bytes]:
+    """Return the transaction, page and slot of an output that has to be frozen, or may not be.
 
     Raises:
-        TxFault: `TX_NOT_FOUND` or `UTXO_NOT_FOUND`.
+        TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `UTXO_NOT_FROZEN` or `ALREADY_FROZEN`.
     """
     held = view.get(outpoint[0])
     if held is None:
@@ -217,14 +215,9 @@ def _find(view: TxView, outpoint: OutPoint) -> tuple[Held, Page, int, int, bytes
     page, number, slot, row = view.slot(held, outpoint[1])
     if row is None:
         raise _fault(outpoint, Fault("UTXO_NOT_FOUND"))
+    if spending.frozen(row) != frozen:
+        raise _fault(outpoint, Fault("UTXO_NOT_FROZEN" if frozen else "ALREADY_FROZEN"))
     return held, page, number, slot, row
-
-
-def _find_frozen(view: TxView, outpoint: OutPoint) -> tuple[Held, Page, int, int, bytes]:
-    found = _find(view, outpoint)
-    if not spending.frozen(found[-1]):
-        raise _fault(outpoint, Fault("UTXO_NOT_FROZEN"))
-    return found
 
 
 def _fault(outpoint: OutPoint, fault: Fault) -> TxFault:

@@ -107,7 +107,7 @@ class WaitingList:
         """Find up to `count` transactions behind a place and those that are skipped, in turns; it may end early.
 
         Raises:
-            TooManyLooks: what is skipped, or one package, takes more than may be.
+            TooMuchToExamine: what is skipped, or one package, takes more than may be.
         """
         for height, txid in self._entries(after):
             begun = (after.listed or 0) if after is not None and after[:2] == (height, txid) else 0
@@ -189,23 +189,19 @@ class WaitingList:
 
     def _see(self, txid: bytes) -> _Seen | None:
         """Return what is known of a transaction if it is one of the list."""
-        if txid not in self._seen:
-            self._seen[txid] = self._read(txid)
-        return self._seen[txid]
-
-    def _read(self, txid: bytes) -> _Seen | None:
+        if txid in self._seen:
+            return self._seen[txid]
         self._examined += 1
-        record = self._view.record(txid)
+        self._seen[txid], record = None, self._view.record(txid)
         if record is None or record.unmined_since is None or record.creating or record.is_coinbase:
             return None
         if record.conflicting != (self._status == "conflicting"):
             return None
-        key = keys.u32(record.unmined_since) + txid
-        if self._order == "age":
-            return _Seen(key, [], [], 0)
-        inputs = self._view.inputs(txid)
+        inputs = [] if self._order == "age" else self._view.inputs(txid)
         self._examined += len(inputs)
-        return _Seen(key, inputs, record.conflicting_children, record.pages)
+        key = keys.u32(record.unmined_since) + txid
+        self._seen[txid] = seen = _Seen(key, inputs, record.conflicting_children, record.pages)
+        return seen
 
     def _find_last(self, txid: bytes) -> Iterator[None]:
         """Find the last place that a transaction, or one that it builds on, has."""
@@ -252,7 +248,7 @@ class WaitingList:
         """Return whether others should have a turn.
 
         Raises:
-            TooManyLooks: more was examined than may be.
+            TooMuchToExamine: more was examined than may be.
         """
         if self._examined >= MOST_EXAMINED:
             what = f"more than {MOST_EXAMINED:,} transactions, inputs and outputs would have to be examined"
