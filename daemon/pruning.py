@@ -23,19 +23,8 @@ from storage.jobs import JobStore
 
 def terms(config: Config) -> Terms:
     """Return the pruner's part of the configuration."""
-    pruner = config.pruner
-    return Terms(
-        trigger=pruner.trigger,
-        retention=config.transactions.block_height_retention,
-        unmined_retention=unmined_retention(config),
-        preservation=pruner.parent_preservation_blocks,
-        chunk_size=pruner.chunk_size,
-        batch_size=config.utxo.prune_batch_size,
-        defensive=pruner.defensive,
-        progress_every_s=pruner.progress_log_interval,
-        job_timeout_s=pruner.job_timeout,
-        history=pruner.max_job_history,
-    )
+    retention, batch_size = config.transactions.block_height_retention, config.utxo.prune_batch_size
+    return Terms(config.pruner, retention, unmined_retention(config), batch_size)
 
 
 def open_pruner(config: Config, disk: Disk, transactions: Transactions | None, changes: ChangeLog) -> Pruner:

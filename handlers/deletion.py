@@ -74,7 +74,8 @@ class Deletion:
         Raises:
             Damaged: something can't be read; nothing may be deleted before it can.
         """
-        step, view, until = Step(), self.transactions.view(txn), height + self.terms.preservation
+        step, view = Step(), self.transactions.view(txn)
+        until = height + self.terms.settings.parent_preservation_blocks
         cutoff = height - self.terms.unmined_retention
         for _, txid in self._places(step, txn, self.pool.unmined, cutoff, after, self.terms.batch_size, lowest=0):
             inputs = view.inputs(txid)
@@ -116,7 +117,7 @@ class Deletion:
         page. One that has a blob is only listed in `with_blobs`: the blob is deleted before the record.
         """
         step = Step()
-        places = self._places(step, txn, self.pool.delete_at, safe, after, self.terms.chunk_size)
+        places = self._places(step, txn, self.pool.delete_at, safe, after, self.terms.settings.chunk_size)
         done = self._delete_each(step, txn, places, safe, blobs_gone=False)
         if done < len(places):
             step.next = places[done - 1]
@@ -184,7 +185,7 @@ class Deletion:
             raise HeldBack("creating")
         if (record.reassignments or record.pages) and self._may_come_back(view, txid):
             raise HeldBack("reassigned")
-        few = record.pages and not self.terms.defensive and self.pool.unmined_count(view.txn) < record.total
+        few = record.pages and not self.terms.settings.defensive and self.pool.unmined_count(view.txn) < record.total
         if few and self._check_unmined(view, txid, record, marks):
             return record
         for number in range(record.pages + 1):
@@ -227,7 +228,7 @@ class Deletion:
         """Hold a parent back for a child that may still need it."""
         try:
             record = view.record(child)
-            if record is None and self.terms.defensive:
+            if record is None and self.terms.settings.defensive:
                 held = view.get(child)
                 record = None if held is None else held.record
         except UNREADABLE as error:
@@ -236,7 +237,7 @@ class Deletion:
             return
         if record.unmined_since is not None and not record.conflicting:
             raise HeldBack("unmined_child")
-        if self.terms.defensive:
+        if self.terms.settings.defensive:
             deep = record.mined and safe >= max(record.block_heights) + self.transactions.rules.retention
             if not deep:
                 raise HeldBack("unstable_child")
@@ -296,8 +297,3 @@ class Deletion:
         places = [Place(*entry) for entry in islice(entries, limit)]
         step.next = places[-1] if len(places) == limit else None
         return places
-
-
-def safe_height(requested: int, persisted: int | None, retention: int) -> int:
-    """Return up to which height deleting is safe: with a persister, up to where it has written the last spend."""
-    return min(requested, persisted + retention) if persisted else requested

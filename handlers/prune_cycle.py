@@ -71,7 +71,7 @@ class Cycle:
                     await self._sweep_blobs(take)
         self.job = job = structs.replace(self.job, state="done", phase=None, finished_at=time())
         self.journaled |= did_something(job)
-        jobs, history = self.tables.jobs, self.tables.terms.history
+        jobs, history = self.tables.jobs, self.tables.terms.settings.max_job_history
         if self.journaled:
             await take(lambda: jobs.disk.write(lambda txn: jobs.put(txn, job, history)))
         elif self._stored:
@@ -127,7 +127,7 @@ class Cycle:
 
     def _step(self, step: Callable[..., Step], *arguments: object) -> Step:
         """Commit a step together with the job that records it."""
-        jobs, terms = self.tables.jobs, self.tables.terms
+        jobs, history = self.tables.jobs, self.tables.terms.settings.max_job_history
 
         def work(txn: Txn) -> tuple[Step, Job]:
             done = step(txn, *arguments)
@@ -140,7 +140,7 @@ class Cycle:
                 skipped[reason] = skipped.get(reason, 0) + 1
             job = structs.replace(job, skipped=skipped)
             if did_something(job):
-                jobs.put(txn, job, terms.history)
+                jobs.put(txn, job, history)
             return done, job
 
         done, self.job = self.tables.changes.write(work)

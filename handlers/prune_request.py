@@ -6,22 +6,18 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from config.settings import Pruner
+
 Trigger = Literal["auto", "persisted", "applied"]
 
 
 class Terms(Struct, frozen=True):
-    """The settings of pruning."""
+    """The settings of pruning; a step removes `batch_size` rows at most."""
 
-    trigger: Trigger = "auto"
+    settings: Pruner = Pruner()
     retention: int = 288
     unmined_retention: int = 144
-    preservation: int = 1440
-    chunk_size: int = 1000
     batch_size: int = 500
-    defensive: bool = False
-    progress_every_s: float = 30.0
-    job_timeout_s: float = 600.0
-    history: int = 1000
 
 
 class Node(NamedTuple):

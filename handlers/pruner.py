@@ -17,7 +17,6 @@ import structlog
 from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class, to_thread
 from msgspec import Struct, field, structs
 
-from handlers.deletion import safe_height
 from handlers.prune_cycle import PHASES, REASONS, Cycle, Tables, did_something
 from handlers.prune_request import Request, Requests, World, held_back
 from handlers.spending import TxFault
@@ -71,7 +70,7 @@ class Pruner:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.numbers = PrunerNumbers()
-        self.requests = Requests(tables.terms.trigger)
+        self.requests = Requests(tables.terms.settings.trigger)
         self._next = 1  # the number of the next job
         self._held: Job | None = None
         self._failed_last = self._silent = False
@@ -83,7 +82,7 @@ class Pruner:
             jobs = list(self.tables.jobs.latest(txn))
         self._next = jobs[0].number + 1 if jobs else 1
         done = max((job.height for job in jobs if job.state == "done"), default=0)
-        self.requests = Requests(self.tables.terms.trigger, done)
+        self.requests = Requests(self.tables.terms.settings.trigger, done)
         self._failed_last = bool(jobs) and jobs[0].state == "failed"
         for job in jobs:
             if job.state == "queued" and self._held is None:
@@ -103,13 +102,14 @@ class Pruner:
     def cycle(self, request: Request, persisted: int | None) -> Cycle:
         """Begin the cycle of a request."""
         held, self._held, terms = self._held, None, self.tables.terms
+        spends_written = None if terms.settings.trigger == "applied" else persisted  # up to that height
         job = structs.replace(
             held or self._new(request),
             height=request.height,
             trigger=request.trigger,
             state="running",
             started_at=time(),
-            safe_height=safe_height(request.height, None if terms.trigger == "applied" else persisted, terms.retention),
+            safe_height=min(request.height, spends_written + terms.retention) if spends_written else request.height,
             reason=None,
             passed_heights=request.passed,
         )
@@ -143,7 +143,7 @@ class Pruner:
         numbers.done_height = self.requests.done
         numbers.lag = request.height - self.requests.done if request and self.requests.done else 0
         numbers.persister_lag = world.tip - world.persisted if world.persisted else None
-        silent = (numbers.persister_lag or 0) > terms.retention and terms.trigger != "applied"
+        silent = (numbers.persister_lag or 0) > terms.retention and terms.settings.trigger != "applied"
         if silent and not self._silent:
             log.warning(
                 "persister_silent",
@@ -175,7 +175,7 @@ class Pruner:
     def _put(self, job: Job) -> None:
         self._next, jobs = max(self._next, job.number + 1), self.tables.jobs
         try:
-            jobs.disk.write(lambda txn: jobs.put(txn, job, self.tables.terms.history))
+            jobs.disk.write(lambda txn: jobs.put(txn, job, self.tables.terms.settings.max_job_history))
         except StoreFull as full:
             log.warning("store_full", during="pruner_journal", error=str(full))
 
@@ -263,15 +263,15 @@ class _Steps:
             facts, self._cycle.facts = self._cycle.facts, []
             view = self._writer.turns.chain.view
             self._writer.publish(Committed([], facts, view, took_s, timings=[("cleanup", took_s)]))
-        if 0 < self._terms.progress_every_s < monotonic() - self._logged:
+        if 0 < self._terms.settings.progress_log_interval < monotonic() - self._logged:
             self._logged, job = monotonic(), self._cycle.job
             log.info("pruning", height=job.height, phase=job.phase, **job.counts)
         return done
 
     def _check(self, world: World) -> None:
         terms, height = self._terms, self._cycle.job.height
-        if monotonic() - self._started > terms.job_timeout_s:
-            raise Interrupted(f"pruner.job_timeout ({terms.job_timeout_s:g}s) is over: the next cycle goes on")
+        if monotonic() - self._started > terms.settings.job_timeout:
+            raise Interrupted(f"pruner.job_timeout ({terms.settings.job_timeout:g}s) is over: the next cycle goes on")
         if world.tip < height:
             raise Interrupted(f"blocks were rolled back to {world.tip}: the next cycle goes on")
         if (reason := held_back(world, height, terms.unmined_retention)) is not None:

@@ -18,7 +18,7 @@ from storage.rows import pack, unpack
 
 TABLES = ("pruner_job", "pruner_left")
 
-JobState = Literal["queued", "running", "done", "failed", "superseded"]  # the last one in old journals only
+JobState = Literal["queued", "running", "done", "failed"]
 _NUMBER = struct.Struct(">Q")
 
 

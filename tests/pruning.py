@@ -12,9 +12,9 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from chains import output, txid
 from messages import Listener, message, tell
-from msgspec import structs
 from stores import ALL_TABLES, OnDisk, create, open_store, open_transactions, write
 
+from config.settings import Pruner as Settings
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.claims import spend
@@ -134,11 +134,14 @@ def open_local_store(
     kind: str = "classic",
 ) -> Iterator[LocalStore]:
     with Disk(folder / "lmdb", ALL_TABLES, map_size=GIB, durable=durable) as disk:
-        terms = structs.replace(
-            terms or Terms(retention=RETENTION, unmined_retention=UNMINED), preservation=PRESERVATION
-        )
         reach = windows or Windows(10, 10)
-        yield LocalStore(folder, disk, terms, reach, page, blobs or Files(folder / "blobs"), kind)
+        yield LocalStore(folder, disk, terms or terms_of(), reach, page, blobs or Files(folder / "blobs"), kind)
+
+
+def terms_of(batch_size: int = 500, **settings: Any) -> Terms:
+    """Return short windows, with some settings of the pruner."""
+    chosen = Settings(parent_preservation_blocks=PRESERVATION, **settings)
+    return Terms(chosen, RETENTION, UNMINED, batch_size)
 
 
 def pay(name: str, *spends: OutPoint, outs: int = 1, **parts: Any) -> Tx:

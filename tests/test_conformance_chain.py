@@ -43,7 +43,7 @@ from chains import (
 )
 from faults import Fault, broken, failing
 from messages import Line, Listener, follow, json_line, message, take
-from pruning import RETENTION, UNMINED, Daemon, open_local_store
+from pruning import Daemon, open_local_store, terms_of
 from pruning import live as run_pruner
 from stores import small_values
 
@@ -51,7 +51,6 @@ from daemon.app import decline
 from feeds.cardano.genesis import read_genesis
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint, Rollback, RollbackPoint, Tx
-from handlers.prune_request import Terms
 from handlers.query import Query
 from handlers.utxo import Turns
 from storage.errors import Damaged
@@ -400,8 +399,7 @@ def test_utxo_050_a_block_does_not_wait_for_pruning(tmp_path: Path) -> None:
         assert len(stores.published) > 10
         assert daemon.sender.said() == [(4, "applied")]
 
-    terms = Terms(retention=RETENTION, unmined_retention=UNMINED, batch_size=10)
-    with open_local_store(tmp_path, terms, windows=Windows(0, 0)) as stores:
+    with open_local_store(tmp_path, terms_of(10), windows=Windows(0, 0)) as stores:
         stores.chain.may_prune = False
         feed(stores.chain, *blocks)
         stores.chain.may_prune = True

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from inconsistent_messages import INLINE, LARGE, MATURITY, PRESERVATION, RETENTION, UNMINED, WINDOW, World
 from messages import Line, Listener, follow, message
-from pruning import open_local_store
+from pruning import open_local_store, terms_of
 from stores import small_values
 
 from config.load import load
@@ -40,7 +40,7 @@ from storage.pool_layout import claimant
 from storage.windows import Windows
 
 SEEDS = st.integers(0, 2**32 - 1)
-TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED)
+TERMS = Terms(terms_of().settings, RETENTION, UNMINED)
 REACH = Windows(WINDOW, WINDOW)
 MET = Branches()
 MOVED = set[Move]()

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from chains import at, back_to, block, output, tx, txid
 from daemons import Message, home
-from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, LocalStore, live, open_local_store, pay
+from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, LocalStore, live, open_local_store, pay, terms_of
 from stores import create
 from structlog.testing import capture_logs
 
@@ -26,7 +26,7 @@ from daemon.pruning import terms
 from handlers import new_records, states
 from handlers.events import BlockApplied, BlockPersisted, NodeState, Tx, TxSubmitted
 from handlers.prune_report import PrunerJob
-from handlers.prune_request import Node, Request, Requests, Terms, World, held_back
+from handlers.prune_request import Node, Request, Requests, World, held_back
 from handlers.pruner import Pruner
 from handlers.spending import Mined
 from handlers.transactions import TxView
@@ -37,8 +37,6 @@ from storage.jobs import Job
 from storage.pool_layout import Body
 from storage.pool_rows import PoolRows
 from storage.windows import Windows
-
-TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED)
 
 
 def blocks(count: int, after: BlockApplied | None = None) -> list[BlockApplied]:
@@ -240,7 +238,7 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
 
 @pytest.mark.parametrize("spoiled", ["record", "parent", "child", "index"])
 def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, spoiled: str) -> None:
-    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, chunk_size=2)) as local:
+    with open_local_store(tmp_path, terms_of(chunk_size=2)) as local:
         for n in range(7):
             local.create(pay(f"parent {n}"), 1, mined=1)
             local.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
@@ -405,12 +403,12 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
         await daemon.hear(*chain[:13])
         await idle()
         assert "pruner.job_timeout" in (local.journal()[0].error or "")
-        local.tables.terms = TERMS
+        local.tables.terms = terms_of()
         daemon.wakeup.notify()
         await idle()
         assert local.journal()[0].state == "done"
 
-    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, job_timeout_s=0.0)) as local:
+    with open_local_store(tmp_path, terms_of(job_timeout=0.0)) as local:
         create_due(local)
         live(local, story)
 
@@ -422,7 +420,7 @@ def test_a_long_cycle_says_how_far_it_is(tmp_path: Path, every_s: float) -> None
         await idle()
         assert local.journal()[0].state == "done"
 
-    often = msgspec.structs.replace(TERMS, batch_size=1, progress_every_s=every_s)
+    often = terms_of(1, progress_log_interval=every_s)
     with capture_logs() as logs, open_local_store(tmp_path, often) as local:
         for n in range(5):
             local.create(pay(f"spent {n}"), 1, mined=1)
@@ -439,7 +437,7 @@ def test_a_long_cycle_says_how_far_it_is(tmp_path: Path, every_s: float) -> None
 
 @pytest.mark.parametrize("what", ["rollback", "node"])
 def test_a_cycle_stops_when_the_world_turns(tmp_path: Path, what: str) -> None:
-    terms = msgspec.structs.replace(TERMS, batch_size=1)
+    terms = terms_of(1)
 
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(14)
@@ -482,14 +480,14 @@ def test_a_silent_persister_blocks_deleting_and_is_spoken_of(tmp_path: Path) -> 
         assert "persister_silent" in events
         assert local.pruner.numbers.persister_lag == 29
         assert local.record("spent") is not None, "the persister must still write it"
-    with open_local_store(tmp_path / "applied", msgspec.structs.replace(TERMS, trigger="applied")) as local:
+    with open_local_store(tmp_path / "applied", terms_of(trigger="applied")) as local:
         create_due(local)
         live(local, story_of([]))
         assert local.record("spent") is None, "the way out"
 
 
 def test_a_daemon_that_stops_says_so_in_the_journal(tmp_path: Path) -> None:
-    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, history=3)) as local:
+    with open_local_store(tmp_path, terms_of(max_job_history=3)) as local:
         job = Job(1, 5, "applied", "running", 1.0, phase="transactions")
         local.disk.write(lambda txn: local.jobs.put(txn, job, 3))
         local.pruner.begin()
@@ -543,7 +541,7 @@ def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None
 
 def test_freed_pages_are_used_again(tmp_path: Path) -> None:
     """Ten cycles of a steady state: as much is kept after each, and the file grows by next to nothing."""
-    terms = Terms(retention=RETENTION, unmined_retention=UNMINED, history=10)
+    terms = terms_of(max_job_history=10)
     with open_local_store(tmp_path, terms, windows=Windows(5, 5)) as local:
         sizes, entries, tip = [], [], None
         for cycle in range(14):

@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 
 from chains import LEAVES, at, block, dump, output, tx, txid
 from daemons import environment
-from pruning import RETENTION, UNMINED, LocalStore, open_local_store, pay, run_through
+from pruning import LocalStore, open_local_store, pay, run_through, terms_of
 
 from handlers import new_records, states
 from handlers.events import Pruned
 from handlers.prune_cycle import PHASES
-from handlers.prune_request import Request, Terms
+from handlers.prune_request import Request
 from handlers.transactions import TxView
 from storage.disk import Txn
 from storage.history.verify import verify
 from storage.windows import Windows
 
 _T = TypeVar("_T")
-TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED, chunk_size=2, batch_size=3)
+TERMS = terms_of(3, chunk_size=2)
 HEIGHT = 30
 FUNDS = 600  # outputs that are spent: the nodes over them fill two values
 CHILD = """

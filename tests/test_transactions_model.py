@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from stores import ALL_TABLES, OnDisk, create, open_store, open_transactions, submit, write
 
+from config.settings import Pruner
 from handlers import conflicts, new_records, states, tx_startup
 from handlers.claims import spend
 from handlers.creation import Creation
@@ -113,7 +114,7 @@ class Scenario(RuleBasedStateMachine):
         self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 24, durable=False)
         self.real = open_transactions(open_store(self.disk, chain="bitcoin/mainnet"), RULES)
         self.store = OnDisk(self.real)
-        self.deletion = Deletion(self.real, Terms(unmined_retention=2, preservation=10))
+        self.deletion = Deletion(self.real, Terms(Pruner(parent_preservation_blocks=10), unmined_retention=2))
         self.told: dict[bytes, Told] = {}
         self.txs: dict[bytes, Tx] = {}
         self.height, self.now, self.block, self.made = 10, 0.0, 100, 0

@@ -8,6 +8,7 @@ from conformance.case import OWN_BLOCK, Case, Refused, mined_in
 from conformance.in_process import PHASES
 from conformance.words import Op
 
+from config.settings import Pruner
 from handlers.events import NodeState, TxStatusChanged
 from handlers.prune_request import Request, Terms, held_back
 from storage.blobs import Files
@@ -54,12 +55,11 @@ class Pruning:
         self.case.go(height)
         config, before = self.case.config, set(self._blob_names())
         unmined_retention = config["unminedTxRetention"] if old else height
-        terms = Terms(
-            retention=config["retention"],
-            unmined_retention=unmined_retention,
-            preservation=config["parentPreservationBlocks"],
+        settings = Pruner(
+            parent_preservation_blocks=config["parentPreservationBlocks"],
             defensive=bool(config["defensive"] if defensive is None else defensive),
         )
+        terms = Terms(settings, config["retention"], unmined_retention)
         failing = [phase for phase in PHASES if self.case.faults.hit(phase)]
         cycle, failed = self.daemon.prune(terms, Request(height, "applied"), failing)
         kept = [log["txid"] for log in self.case.logs if log["event"] == "transaction_kept"]
