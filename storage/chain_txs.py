@@ -35,7 +35,7 @@ class ChainTx(Struct, frozen=True):
 
 
 class Spend(NamedTuple):
-    """What an input of a block that is rolled back spent; `apart` if the output's transaction gets no record by this."""
+    """A spend of a block that is rolled back; `apart` if the output's transaction gets no record by this."""
 
     by: int
     input: int

@@ -115,8 +115,7 @@ class Scenario(RuleBasedStateMachine):
         self.real = open_transactions(open_store(self.disk, chain="bitcoin/mainnet"), RULES)
         self.store = OnDisk(self.real)
         self.deletion = Deletion(self.real, Terms(Pruner(parent_preservation_blocks=10), unmined_retention=2))
-        self.told: dict[bytes, Told] = {}
-        self.txs: dict[bytes, Tx] = {}
+        self.told, self.txs = dict[bytes, Told](), dict[bytes, Tx]()
         self.height, self.now, self.block, self.made = 10, 0.0, 100, 0
         self.real.height = self.height
 
