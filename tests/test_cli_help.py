@@ -79,6 +79,15 @@ def test_a_feed_is_told_where_the_daemon_is_at_any_level(tmp_path: Path) -> None
             assert f"no daemon listens on {daemon.socket} " in done.stderr.decode().splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"), [(["quer"], "'query'"), (["query", "utox"], "'utxo'"), (["feed", "ogmio"], "'ogmios'")]
+)
+def test_a_misspelt_command_gets_the_nearest_name(words: list[str], advice: str) -> None:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2 and f"Error: No such command {words[-1]!r}. Did you mean {advice}?" in done.output
+    assert "Did you mean" not in CliRunner().invoke(main, [*words[:-1], "xyz"]).output
+
+
 # --- measurements without their packages -------------------------------------------------------------------------
 
 
@@ -94,7 +103,7 @@ def test_the_help_of_bench_needs_none_of_its_packages_and_names_them() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for package in extras["bench"]:
         assert package.split(">")[0] in said
-    assert "apply Not here: msgpack is not installed" in said and "soak Attack daemons" in said
+    assert "apply Not available: msgpack is not installed" in said and "soak Attack daemons" in said
 
 
 def test_a_measurement_without_its_packages_says_so() -> None:

@@ -271,7 +271,7 @@ WRONG_USE = [
         for text in ("", "07", "zz" * 28, "07 " * 18 + "07")
     ),
     ("is no policy id, which has 56 hex digits", ["policy", POLICY.hex() + "00"]),
-    *((f"{FIRST}#3 is one of its outputs", ["utxo", f"{FIRST}{sign}3"]) for sign in ":./"),
+    *((f"write it as {FIRST}#3", ["utxo", f"{FIRST}{sign}3"]) for sign in ":./"),
     (f"{FIRST}#3 is one of its outputs", ["tx", f"{FIRST}#3"]),
     (f"{FIRST}#0 is its first", ["utxo", FIRST]),
     *(("", ["utxo", *words.split()]) for words in ("nonsense#0", f"{FIRST}#", f"{FIRST}#x", f"{FIRST} -")),

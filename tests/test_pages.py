@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -250,6 +251,7 @@ def test_recent_blocks_keep_up_with_the_tip(tmp_path: Path, window: Browser) -> 
     port, told = free_port(), chain(600)
     with running(tmp_path, http=at(port)) as daemon, daemon.client() as client:
         get(port, "/health/live")
+        client.hello(network_tip={"height": 600})
         client.feed(told[:10])
         window.go(f"http://127.0.0.1:{port}/")
         until(lambda: window.texts("#block-rows .height"))
@@ -260,8 +262,12 @@ def test_recent_blocks_keep_up_with_the_tip(tmp_path: Path, window: Browser) -> 
                 tip, listed = newest(window)
                 assert tip == listed
                 seen.add(tip)
+                state = window.text("#state-text")  # of one answer: ten blocks are the limit of readiness
+                behind = re.search(r"(\d+) blocks", state)
+                assert state.startswith("Answers are fresh") == (behind is None or int(behind[1]) <= 10), state
                 sleep(0.02)
         until(lambda: newest(window) == ("600", "600"))
+        until(lambda: window.text("#state-text") == "Answers are fresh.")
         assert len(seen) > 2
 
 
@@ -355,7 +361,7 @@ def test_it_says_when_there_is_nothing_to_show(tmp_path: Path, window: Browser) 
         until(lambda: window.text("#state-name") == "No answer")
         daemon.configure(http=at(port, token=TOKEN))
         daemon.start()
-        until(lambda: window.shown("#ask-token"))
+        until(lambda: window.shown("#token-dialog"))
         give_token(window, daemon)
         assert fits(window)
 
@@ -377,7 +383,7 @@ def give_token(window: Browser, daemon: Daemon) -> None:
         assert statuses(client.feed(chain(6)[:2])) == ["accepted", "applied"]
     window.write("#token", TOKEN, enter=True)
     until(lambda: window.text("#tip-height") == "1")
-    assert not window.shown("#ask-token")
+    assert not window.shown("#token-dialog")
     assert window.run("return sessionStorage.getItem('utxod.token')") == TOKEN
     window.run("sessionStorage.clear()")
 

@@ -123,7 +123,19 @@ def pipe_may_close() -> Iterator[None]:
 
 
 class Group(click.Group):
-    """A group of commands whose help has their summaries whole, however long they are."""
+    """A group of commands. Its help has their summaries whole, and a misspelt command gets the nearest name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the named command, and the arguments that follow."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self.list_commands(ctx), 1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a line, or several, for each command."""

@@ -71,7 +71,7 @@ def _without(name: str, package: str) -> click.Command:
         raise Exit(f"{why}: pip install 'utxod[bench]'", FAILED)
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(name, callback=refuse, help=f"Not here: {why}.", context_settings=settings)
+    return click.Command(name, callback=refuse, help=f"Not available: {why}.", context_settings=settings)
 
 
 class FeedsGroup(Group):

@@ -119,6 +119,8 @@ def balance(config: Config, text: str, *, as_json: bool) -> None:
 def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None:
     """Print one output."""
     if index is None:
+        if (other := _OUTPOINT.fullmatch(txid)) and "#" not in txid:
+            raise Exit(f"{txid!r} is no output: write it as {other[1]}#{other[2]}", WRONG_USE)
         txid, hash_mark, index = txid.partition("#")
         if not hash_mark and len(txid) == _HASH_DIGITS:
             raise Exit(f"which output? Write TXID#INDEX: {txid}#0 is its first", WRONG_USE)
@@ -213,7 +215,7 @@ def txid_of(text: str) -> bytes:
         return raw
     message = f"{text!r} is no transaction id, which has {_HASH_DIGITS} hex digits"
     if place := _OUTPOINT.fullmatch(text):
-        message += f": {place[1]}#{place[2]} is one of its outputs (`utxod query utxo`), the id alone the whole"
+        message += f": {place[1]}#{place[2]} is one of its outputs, see `utxod query utxo`"
     raise Exit(message, WRONG_USE)
 
 
