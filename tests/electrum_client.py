@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 from collections.abc import Sequence
 from hashlib import sha256
 from time import monotonic
@@ -23,7 +24,7 @@ def script_hash(script: bytes) -> str:
 class Wallet:
     """One connection."""
 
-    def __init__(self, port: int, version: str | None = "1.4") -> None:
+    def __init__(self, port: int, version: str | None = "1.4", tls: ssl.SSLContext | None = None) -> None:
         until = monotonic() + patience(20)
         while True:
             try:
@@ -31,6 +32,8 @@ class Wallet:
                 break
             except ConnectionRefusedError:
                 assert monotonic() < until, "the wallet process does not listen"
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="127.0.0.1")
         self._in = self.socket.makefile("rb")
         self.notifications: list[Json] = []
         self._number = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+import ssl
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from bcoin_node import free_ports
+from certificates import self_signed
 from daemons import Daemon, running, utxod
 from electrum_client import Wallet, script_hash
 from patience import patience, until
@@ -284,6 +286,30 @@ def test_sessions_and_subscriptions_are_limited(tmp_path: Path) -> None:
                 return four.receive() is not None
 
         until(again, why="the place of a session that left is not given to another one")
+
+
+def test_sessions_over_tls(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    port, tls_port = free_ports(2)
+    own = {"listen": f"127.0.0.1:{port}", "tls_listen": f"127.0.0.1:{tls_port}"}
+    tables = electrum(**own, certificate=str(certificate), private_key=str(key))
+    with running(tmp_path, chain=BITCOIN, **tables) as daemon, Wallet(port):
+        done = utxod("feed", "--config", daemon.config, "bitcoin-blocks", need(RUN))
+        assert done.returncode == 0, done.stderr
+        histories, _ = expected()
+        calls = [("blockchain.scripthash.get_history", script_hash(script)) for script in histories]
+        trust = ssl.create_default_context(cafile=certificate)
+        with socket.create_connection(("127.0.0.1", tls_port)), Wallet(tls_port, tls=trust) as wallet:
+            until(lambda: wallet.call("blockchain.headers.subscribe")["height"], lambda found: found == len(blocks()))
+            assert wallet.call_all(calls) == list(histories.values())
+            with pytest.raises(ssl.SSLCertVerificationError):
+                Wallet(tls_port, tls=ssl.create_default_context())
+            with Wallet(tls_port, None) as plain:
+                plain.raw(b'{"id":0,"method":"server.ping"}\n')
+                assert plain.receive() is None
+            assert wallet.call("server.ping") is None
+        until(lambda: daemon.events().count("electrum_handshake_failed") >= 2)
+        assert "Traceback" not in daemon.log_text()
 
 
 def ask(path: str, body: bytes | None = None) -> tuple[int, str]:

@@ -6,7 +6,8 @@ import ssl
 
 import anyio
 import structlog
-from anyio.abc import ByteStream, Listener
+from anyio import aclose_forcefully
+from anyio.abc import AnyByteStream, ByteStream, Listener
 from anyio.streams.tls import TLSListener
 
 from config.settings import Config
@@ -22,6 +23,19 @@ from handlers.events import Point
 log = structlog.get_logger("wallets")
 
 _FLUSH_S = 5.0
+_HANDSHAKE_S = 10.0
+
+
+class _TlsListener(TLSListener):
+    """Reports a failed handshake in one line; scanners and clients without TLS cause them at any time."""
+
+    @staticmethod
+    async def handle_handshake_error(exc: BaseException, stream: AnyByteStream) -> None:
+        """Close a connection whose handshake failed or took too long."""
+        await aclose_forcefully(stream)
+        if not isinstance(exc, Exception):
+            raise exc
+        log.info("electrum_handshake_failed", error=str(exc) or type(exc).__name__)
 
 
 class Server:
@@ -99,7 +113,7 @@ async def open_listeners(config: Config) -> list[tuple[Listener[ByteStream], str
     if settings.tls_listen is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(str(settings.certificate), str(settings.private_key))
-        listener = TLSListener(await _listen(settings.tls_listen), context, standard_compatible=False)
+        listener = _TlsListener(await _listen(settings.tls_listen), context, False, _HANDSHAKE_S)
         opened.append((listener, f"{settings.tls_listen} (TLS)"))
     return opened
 
