@@ -10,7 +10,7 @@ from daemon.connection import Hub
 from handlers.change_log import ChangeLog
 from handlers.deletion import Deletion
 from handlers.events import BlockCommitted, BlockPersisted, NodeState, RolledBack, TxStatusChanged
-from handlers.evicting import Evictions, delete_blobs_along, keep_within_age
+from handlers.evicting import delete_blobs_along, keep_within_age
 from handlers.prune_cycle import Tables
 from handlers.prune_request import Terms, held_back
 from handlers.pruner import Pruner, Writer, keep_pruned
@@ -55,7 +55,7 @@ async def evict_along(config: Config, turns: Turns, tx_blocks: TxBlocks, hub: Hu
         return held_back(world, world.tip, unmined_retention(config)) is None
 
     hub.numbers.evictions = tx_blocks.evictor.numbers
-    evictions, wakeup = Evictions(turns.chain, tx_blocks), hub.bus.wakeup(TxStatusChanged)
+    wakeup = hub.bus.wakeup(TxStatusChanged)
     async with create_task_group() as both:
-        both.start_soon(keep_within_age, evictions, may_evict, hub.publish, writer)
-        both.start_soon(delete_blobs_along, evictions, wakeup, writer)
+        both.start_soon(keep_within_age, turns.chain, tx_blocks, may_evict, hub.publish, writer)
+        both.start_soon(delete_blobs_along, tx_blocks, wakeup, writer)

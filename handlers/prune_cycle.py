@@ -16,6 +16,7 @@ from handlers.change_log import ChangeLog
 from handlers.deletion import Deletion, Place, Step
 from handlers.events import Fact, TxStatusChanged
 from handlers.prune_request import Terms
+from handlers.removal import delete_orphans
 from storage.blobs import BlobFailed
 from storage.disk import Txn
 from storage.jobs import Job, JobStore
@@ -27,7 +28,6 @@ PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blo
 REASONS = ("preserved", "creating", "reassigned", "unmined_child", "unstable_child", "unreadable_child")
 _ORPHAN_S = 3600.0  # age at which a blob without a record is deleted: a blob is stored before its record
 _NAMES = 500  # blobs that are examined in a turn
-_DELETING_S = 0.02  # how long a turn deletes orphans
 
 _T = TypeVar("_T")
 
@@ -187,7 +187,7 @@ class Cycle:
         names = await take(self._deletion.transactions.blobs.names, on_writer=False)
         while (old := await take(partial(self._list_old, names), on_writer=False)) is not None:
             while old:
-                old = await take(partial(self._delete_orphans, old))
+                await take(partial(self._delete_orphans, old))
 
     def _list_old(self, names: Iterator[tuple[str, float]]) -> list[str] | None:
         """Return the old ones among the next names, None when there are no more names."""
@@ -198,19 +198,9 @@ class Cycle:
             log.warning("blobs_not_swept", error=str(error))
         return [name for name, age in found if age > _ORPHAN_S] if found else None
 
-    def _delete_orphans(self, names: list[str]) -> list[str]:
-        """Delete some blobs that have no record, in a turn of the writer: no record is made meanwhile."""
-        transactions, until, deleted, failed = self._deletion.transactions, monotonic() + _DELETING_S, 0, 0
-        with self.tables.jobs.disk.read() as txn:
-            orphans = [name for name in names if not transactions.speaks_of(txn, bytes.fromhex(name[:64]))]
-        while orphans and (monotonic() < until or not deleted + failed):
-            try:
-                deleted += transactions.blobs.delete(orphans.pop())
-            except BlobFailed as error:
-                failed += 1
-                log.warning("blobs_not_swept", error=str(error))
+    def _delete_orphans(self, names: list[str]) -> None:
+        deleted, failed = delete_orphans(self._deletion.transactions, names)
         self.job = counted(self.job, orphans_deleted=deleted, errors=failed)
-        return orphans
 
 
 def did_something(job: Job) -> bool:

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from time import monotonic
+
+import structlog
 
 from handlers import spending
 from handlers.conflicts import children
 from handlers.spending import TxFault
 from handlers.states import enter_child
-from handlers.transactions import TxView
+from handlers.transactions import Transactions, TxView
 from storage.blobname import blob_name
+from storage.blobs import BlobFailed
 from storage.jobs import JobStore
 from storage.pool_layout import Record
+
+log = structlog.get_logger("transactions")
+
+_DELETING_S = 0.02  # how long a turn deletes blobs
 
 
 class Removal:
@@ -95,3 +103,21 @@ class Removal:
             if reassigned or any(spending.frozen(row) for _, row in view.slots(txid, number)):
                 raise TxFault("FROZEN", f"transaction {txid.hex()}{why} has a frozen or reassigned output")
         return record is not None
+
+
+def delete_orphans(transactions: Transactions, names: list[str]) -> tuple[int, int]:
+    """Delete blobs that have no record for a while; return how many, and how many could not be deleted.
+
+    What was examined is taken off the list. It is a turn of the writer, so no record is made meanwhile.
+    """
+    until, deleted, failed = monotonic() + _DELETING_S, 0, 0
+    with transactions.pool.disk.read() as txn:
+        while names and (monotonic() < until or not deleted + failed):
+            if transactions.speaks_of(txn, bytes.fromhex((name := names.pop())[:64])):
+                continue
+            try:
+                deleted += transactions.blobs.delete(name)
+            except BlobFailed as error:  # the pruner finds it again
+                failed += 1
+                log.warning("blobs_not_swept", error=str(error))
+    return deleted, failed

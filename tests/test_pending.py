@@ -31,7 +31,7 @@ from handlers.events import (
     TxSubmitted,
     TxWithdrawn,
 )
-from handlers.evicting import Evictions
+from handlers.evicting import evict_aged
 from handlers.new_records import size_of
 from handlers.spending import Rules
 from handlers.transactions import TxView
@@ -231,13 +231,12 @@ def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytes
 
         monkeypatch.setattr("handlers.new_records.now", lambda: int((time() - 200) * 1000))
         pool.chain.write_alone(make)
-        evictions = Evictions(pool.chain, pool.tx_blocks)
-        assert evictions.evict_aged() is not None and pool.known(old.txid)
+        assert evict_aged(pool.chain, pool.tx_blocks) is not None and pool.known(old.txid)
         if again:
             accepted(pool.tell(TxWithdrawn(txids=[old.txid], reason="evicted")), 0)
             pool.chain.write_alone(make)
         accepted(pool.submit(pay("child", at("old"))), 0)
-        while evictions.evict_aged() is not None:
+        while evict_aged(pool.chain, pool.tx_blocks) is not None:
             assert pool.known(old.txid) or not pool.known(txid("child"))
         assert not pool.known(old.txid) and not pool.known(txid("child"))
 
