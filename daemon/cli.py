@@ -43,7 +43,7 @@ from daemon.sink import hold_standard_descriptors, redirect_stderr
 @click.version_option(VERSION, prog_name="utxod")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Keep the set of unspent outputs of a blockchain."""
+    """Maintain the set of unspent outputs of a blockchain."""
     hold_standard_descriptors()
     context.obj = context.obj or Context(None)
 
@@ -87,7 +87,7 @@ def _refuse_a_surprise(config: Config, path: Path | None) -> None:
 @config_option
 def feed(socket: Path | None) -> None:  # noqa: ARG001 -- the feeds read it from the context
     """Read a chain from a node or files, and send its blocks to the daemon."""
-    redirect_stderr(lambda lines, _: f"{lines} lines are missing here: standard error did not take them")
+    redirect_stderr(lambda lines, _: f"{lines} lines are missing here: they could not be written to standard error")
 
 
 def _events(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
@@ -102,8 +102,8 @@ def _events(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
 @click.option(
     "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Earlier lines of --log to print."
 )
-@click.option("--from", "first", type=click.IntRange(min=0), help="Begin with the fact of this sequence.")
-@json_option("One JSON object a line, as the daemon sent it.")
+@click.option("--from", "first", type=click.IntRange(min=0), help="Sequence of the first fact to print.")
+@json_option("Print JSON objects as the daemon sent them, one per line.")
 @click.pass_context
 def tail(
     context: click.Context,
@@ -116,9 +116,9 @@ def tail(
 ) -> None:
     """Follow what the daemon commits: BlockCommitted, RolledBack, Pruned, TxStatusChanged.
 
-    Runs until interrupted: waits while no daemon answers, and resumes after the last fact that it printed. With
-    --from it begins with earlier facts, for as long as the change log keeps them. With --log FILE it follows the
-    daemon's log, through rotations (`-` is standard input); events are then those of the log, as blocks_committed.
+    Runs until it is interrupted. While no daemon answers, it waits, and then resumes after the last fact that it
+    printed. With --from it begins with earlier facts that the change log still has. With --log FILE it follows the daemon's log,
+    through rotations (`-` is standard input); the events are then those of the log, such as blocks_committed.
     """
     from daemon.commands.tail import Printer, follow_daemon, follow_log
 
@@ -149,12 +149,12 @@ def completion(shell: str) -> None:
 
 @main.command("verify-proof")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
-@click.option("--root", help="State root that the proof must lead to, from a trusted source: 64 hex digits.")
+@click.option("--root", help="Expected state root, from a trusted source: 64 hex digits.")
 def verify_proof(file: Path, root: str | None) -> None:
     """Check a proof from /api/v1/mmr/proof, without a store; - is standard input.
 
-    Prints what is proven: the output was created, and whether it is unspent at the block. Exits 3 if something
-    contradicts, and says why; 2 if the file is not a proof.
+    Prints the output that the proof contains, and whether it is unspent at the block. Exits 3 if the
+    proof is not valid, and prints the reason. Exits 2 if the file is not a proof.
     """
     from daemon.commands.proof import verify as check
 
@@ -165,7 +165,7 @@ def verify_proof(file: Path, root: str | None) -> None:
 @config_option
 @click.pass_context
 def prune(context: click.Context) -> None:
-    """Prune everything that is due, while no daemon runs; or see what the pruner did."""
+    """Prune everything that is due, while no daemon runs, or show what the pruner did."""
     if context.invoked_subcommand is None:
         context.invoke(prune_now)
 
@@ -174,7 +174,7 @@ def prune(context: click.Context) -> None:
 @config_option
 @click.pass_context
 def prune_now(context: click.Context) -> None:
-    """Prune everything that is due, while no daemon runs: a running one prunes by itself."""
+    """Prune everything that is due, while no daemon runs. A running daemon prunes by itself."""
     from daemon.offline import prune as prune_all
 
     context.obj.go_on_in_child()
@@ -185,8 +185,10 @@ def prune_now(context: click.Context) -> None:
 
 @prune.command("status")
 @config_option
-@click.option("--count", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="Jobs at most.")
-@json_option("Write the jobs as JSON, one a line.")
+@click.option(
+    "--count", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="Maximum number of jobs."
+)
+@json_option("Print the jobs as JSON, one per line.")
 @click.pass_context
 def prune_status(context: click.Context, count: int, as_json: bool) -> None:
     """Show the pruner's latest jobs. Works while the daemon runs."""
@@ -207,14 +209,14 @@ def prune_status(context: click.Context, count: int, as_json: bool) -> None:
 
 @main.command()
 @config_option
-@click.option("--records", is_flag=True, help="Rebuild the records of transactions instead.")
+@click.option("--records", is_flag=True, help="Rebuild the records of transactions instead of indexes.")
 @click.pass_context
 def reindex(context: click.Context, records: bool) -> None:
     """Rebuild the configured indexes. The daemon must not run.
 
-    With --records, make the records of transactions agree with the chain: what blocks contain is rebuilt, and what only
-    records know (submissions that wait, locks, freezes, raw bytes) is kept where the chain does not contradict it. May
-    be interrupted: run it again.
+    With --records, make the records of transactions agree with the chain: data that blocks contain is rebuilt, and data
+    that only records contain (pending submissions, locks, freezes, raw bytes) is kept unless it contradicts the chain.
+    If the command was interrupted, run it again.
     """
     from daemon.commands.progress import Progress, in_numbers
     from daemon.offline import reindex as build
@@ -273,7 +275,7 @@ def config_group() -> None:
 @config_option
 @click.pass_context
 def show(context: click.Context) -> None:
-    """Print the whole effective configuration as commented TOML."""
+    """Print the effective configuration as TOML with comments."""
     click.echo(render(context.obj.config), nl=False)
 
 
@@ -281,7 +283,7 @@ def show(context: click.Context) -> None:
 @config_option
 @click.pass_context
 def check(context: click.Context) -> None:
-    """Report every error of the configuration; exit 2 if there is one."""
+    """Report every error of the configuration. Exits 2 if there is one."""
     _ = context.obj.config
     click.echo("the configuration is sound")
 

@@ -221,9 +221,12 @@ class Connection:
         """Return whether only the feeder may send this message; refuse what this client may not send at all."""
         is_operator = self.uid in self._hub.admins
         if kind in OPERATOR and not is_operator:
-            raise Refused("not_permitted", f"{kind} is for operators; uid {self.uid} is none (socket.admin_uids)")
+            raise Refused(
+                "not_permitted",
+                f"{kind} is accepted only from operators; uid {self.uid} is not an operator (socket.admin_uids)",
+            )
         if kind in wire.MESSAGES and not self._hub.bus.has_consumer(kind):
-            raise Refused("unavailable", f"{kind} has no consumer: its store is not enabled in this daemon")
+            raise Refused("unavailable", f"{kind} cannot be applied: its store is not enabled in this daemon")
         return kind in CHAIN or (kind in REPORTS and not is_operator)
 
     async def _be_feeder(self, kind: str) -> None:
@@ -231,8 +234,8 @@ class Connection:
         if not await self._may_feed():
             if kind in CHAIN:
                 raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)
-            why = f"{kind} is for the feeder, which is another connection, and for operators"
-            raise Refused("not_permitted", f"{why}; uid {self.uid} is none (socket.admin_uids)")
+            why = f"{kind} is accepted only from the feeder, which is another connection, and from operators"
+            raise Refused("not_permitted", f"{why}; uid {self.uid} is not an operator (socket.admin_uids)")
         self._hub.feeds(self)
         self._reader.feeding = True
         self._channel.feed()

@@ -98,13 +98,11 @@ def _socket(config: Config, path: Path) -> Finding:
     welcome, problem = ask(path)
     if welcome is None:
         stale = _refuses(path)
-        advice = "it was left behind: start a daemon, which replaces it" if stale else "journalctl -u utxod"
+        advice = "no daemon uses it: start a daemon, which replaces it" if stale else "journalctl -u utxod"
         return Finding("socket", "wrong", f"{path}: {problem}", advice)
     kept, wanted = (welcome.chain.family, welcome.chain.network), (config.chain.family, config.chain.network)
     if kept != wanted:
-        return Finding(
-            "socket", "wrong", f"{path}: a daemon of {'/'.join(kept)}", "name the right --config or --socket"
-        )
+        return Finding("socket", "wrong", f"{path}: a daemon of {'/'.join(kept)}", "check --config and --socket")
     return Finding("socket", "ok", f"{path}: version {welcome.version} answers")
 
 
@@ -139,7 +137,7 @@ def _last_block(config: Config, path: Path) -> Finding:
         return Finding("last block", "warning", "there is none yet", advice)
     height, made = found
     if made is None:
-        return Finding("last block", "ok", f"height {height:,}, which does not say its time")
+        return Finding("last block", "ok", f"height {height:,}, which has no time")
     age = time.time() - made
     if age <= _OLD_S.get(config.chain.family, 24 * 3600.0):
         return Finding("last block", "ok", f"height {height:,}, {age / 60:,.0f} min old")

@@ -204,7 +204,7 @@ class Reader:
                 return True
         self.ended = True
         if self._given_up:
-            why = "an unfinished message was dropped: there is no space for all of them, send it again later"
+            why = "an unfinished message was dropped for lack of space: send it again later"
             raise Refused("unavailable", why, retryable=True, broken=True)
-        why = f"a message was begun and not finished within {self._patience_s:g} s and one more for each MiB"
+        why = f"a message was not complete within {self._patience_s:g} s and one more for each MiB"
         raise Refused("malformed", why, broken=True)

@@ -116,7 +116,7 @@ def _walk(config: Config, disk: Disk, place: Path | None, progress: Progress) ->
 
 
 def _in_place(disk: Disk) -> AbstractContextManager[None]:
-    return limited(disk, "leave out --quick, so that a copy is read, and make space for it")
+    return limited(disk, "omit --quick, so that a copy is read, and free disk space for it")
 
 
 def _pages(store: Path) -> list[str]:

@@ -73,7 +73,7 @@ def clock(config: Config) -> Finding:
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
     if adjtimex is not None and adjtimex(ctypes.create_string_buffer(512)) == _UNSYNCHRONISED:
         return Finding(
-            "clock", "warning", "the kernel says that it is not synchronised", "run chrony or systemd-timesyncd"
+            "clock", "warning", "the kernel reports that it is not synchronised", "run chrony or systemd-timesyncd"
         )
     return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
 
@@ -95,12 +95,12 @@ def data_folder(config: Config) -> Finding:
     if not place.exists():
         above = next(parent for parent in place.absolute().parents if parent.exists())
         if os.access(above, os.W_OK):
-            return Finding("data folder", "ok", f"{place} is made at the first start")
+            return Finding("data folder", "ok", f"{place} is created at the first start")
         return Finding("data folder", "wrong", f"{above} cannot be written", f"make {place} for the daemon's user")
     status = place.stat()
     if status.st_mode & 0o007:
         advice = f"chmod o-rwx {place}"
-        return Finding("data folder", "warning", f"{place} is open to every user of this machine", advice)
+        return Finding("data folder", "warning", f"{place} can be read by every user of this machine", advice)
     paths = [*folder(config).glob("*"), *place.glob("recovery.db*")]
     foreign = [path for path in paths if path.stat().st_uid != status.st_uid]
     if foreign:
@@ -160,5 +160,5 @@ def fsync(config: Config) -> Finding:
             os.fsync(file.fileno())
             times.append(time.monotonic() - began)
     took = statistics.median(times)
-    detail, advice = f"{took * 1000:.1f} ms for a commit", "use an SSD, or another disk than busy programs do"
+    detail, advice = f"{took * 1000:.1f} ms for a commit", "use an SSD, or a disk that other programs do not use"
     return Finding("fsync", "ok" if took < _SLOW_S else "warning" if took < _TOO_SLOW_S else "wrong", detail, advice)

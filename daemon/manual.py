@@ -14,14 +14,14 @@ from daemon.commands.lazy import BenchGroup
 
 _EXIT_CODES = {
     0: "Done.",
-    1: "Failed: the last line on standard error says why.",
+    1: "Failed: the last line on standard error has the reason.",
     2: "The configuration or the arguments are wrong.",
     3: "The store is damaged, or of another format, kind, chain or set of indexes.",
     4: "utxod verify: the store is sound, but transaction records contradict the chain.",
 }
 _FILES = {
     "/etc/utxod/utxod.toml": "The configuration; utxod config show prints all of it with comments.",
-    "/etc/utxod/feeds/NAME.conf": "What the service utxod-feed@NAME does.",
+    "/etc/utxod/feeds/NAME.conf": "Arguments of the feed of the service utxod-feed@NAME.",
     "/var/lib/utxod": "The store of the service.",
     "/run/utxod/utxod.sock": "The socket of the service.",
 }

@@ -102,7 +102,7 @@ class ChainFinality:
         self._lock = Lock()
 
     async def state_of(self, txid: bytes) -> State:
-        """See `Finality`. That the daemon holds a transaction proves nothing: only a block shows that it was mined."""
+        """See `Finality`. That the daemon has a transaction proves nothing: only a block shows that it was mined."""
         question = _Question(txid)
         self._questions.append(question)
         async with self._lock:

@@ -23,14 +23,14 @@ def feed() -> None:
 @feed.command("file")
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(
-    "--chain", metavar="FAMILY/NETWORK", help="The chain of these events: a daemon of another chain is refused."
+    "--chain", metavar="FAMILY/NETWORK", help="Chain of these events. The feed stops if the daemon has another chain."
 )
 @options
 @click.pass_obj
 def from_file(socket: Path, /, source: str, chain: str | None, **shared: Any) -> None:
     """Send the events of SOURCE: JSON Lines or frames, `-` for standard input.
 
-    Requests the daemon's tip first and skips what it has. Reconnects and resumes by itself.
+    Requests the daemon's tip first and skips blocks that the daemon has. Reconnects and resumes automatically.
     """
     file = MessageFile(None if source == "-" else Path(source))
     job = Job(socket, **shared)
@@ -49,7 +49,7 @@ def from_file(socket: Path, /, source: str, chain: str | None, **shared: Any) ->
 def _chain_name(text: str) -> ChainName:
     family, slash, network = text.partition("/")
     if not (family and slash and network):
-        raise click.BadParameter(f"{text!r} is not like cardano/mainnet", param_hint="--chain")
+        raise click.BadParameter(f"{text!r}: expected FAMILY/NETWORK, such as cardano/mainnet", param_hint="--chain")
     return ChainName(family, network)
 
 

@@ -245,8 +245,8 @@ class Link:
             return
         fed = f"{self._chain.family}/{self._chain.network}"
         raise FeedError(
-            f"the daemon keeps {kept.family}/{kept.network}, this is a feed of {fed}: "
-            f"see --network here, chain.family and chain.network there"
+            f"the daemon keeps {kept.family}/{kept.network}, this feed sends {fed}: "
+            f"check --network of the feed, and chain.family and chain.network of the daemon"
         )
 
     def _hello(self) -> bytes:

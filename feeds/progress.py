@@ -95,7 +95,7 @@ class FeedProgress:
         elapsed = max(monotonic() - self._began, 0.001)
         done = sum(self.counts.values())
         if not done:
-            return "nothing to send: the daemon has all of it"
+            return "nothing to send: the daemon has all blocks"
         counts = ", ".join(f"{count} {status}" for status, count in sorted(self.counts.items()))
         at = "" if self.height is None else f", height {self.height}"
         txs = f", {self.transactions} transactions ({self.transactions / elapsed:,.0f}/s)" if self.transactions else ""

@@ -53,12 +53,20 @@ class Job(Struct, frozen=True):
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that all feeds share."""
     for option in (
-        click.option("--output", type=click.Path(path_type=Path), help="Write events to this file instead."),
-        click.option("--dry-run", is_flag=True, help="Decode and count; send nothing."),
-        click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a daemon; 0 is no limit."),
-        click.option("--window", default=64, show_default=True, type=click.IntRange(min=1), help="MiB sent ahead."),
+        click.option(
+            "--output", type=click.Path(path_type=Path), help="Write the events to this file instead of sending them."
+        ),
+        click.option("--dry-run", is_flag=True, help="Decode and count the blocks without sending them."),
+        click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a daemon; 0 means no limit."),
+        click.option(
+            "--window",
+            default=64,
+            show_default=True,
+            type=click.IntRange(min=1),
+            help="Maximum size of unacknowledged messages in MiB.",
+        ),
         click.option("--to", type=click.IntRange(min=0), metavar="HEIGHT", help="Stop after this height."),
-        click.option("--network-tip", type=click.IntRange(min=0), help="Height of the network's tip, if known."),
+        click.option("--network-tip", type=click.IntRange(min=0), help="Height of the network's tip."),
     ):
         command = option(command)
     return command
@@ -67,7 +75,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 def keep_apart(job: Job, source: Path) -> None:
     """Refuse to write over what is to be read."""
     if job.output is not None and job.output.exists() and job.output.resolve().is_relative_to(source.resolve()):
-        raise click.UsageError(f"--output {job.output} would be written over what is read")
+        raise click.UsageError(f"--output {job.output} is also the input of the feed")
 
 
 def known_tip(job: Job, height: int | None) -> Job:
@@ -122,7 +130,7 @@ def network_of(job: Job, family: str, chosen: str | None, known: Collection[str]
     if kept.family != family:  # which takes any chain, or will be refused
         return _MAINNET
     if known is not None and kept.network not in known:
-        raise FeedError(f"the daemon keeps {family}/{kept.network}; this feed knows {', '.join(known)}")
+        raise FeedError(f"the daemon keeps {family}/{kept.network}; this feed supports {', '.join(known)}")
     return kept.network
 
 

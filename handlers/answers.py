@@ -160,11 +160,11 @@ class Status(Struct, frozen=True, kw_only=True):
 class Health(Struct, frozen=True, kw_only=True):
     """Whether questions can be answered, and how old the answers are."""
 
-    status: Annotated[str, Meta(description="live; or ready, daemon_away, empty, no_feeder, behind, not_enabled")]
-    reason: Annotated[str | None, Meta(description="why it is not ready")]
+    status: Annotated[str, Meta(description="one of live, ready, daemon_away, empty, no_feeder, behind, not_enabled")]
+    reason: Annotated[str | None, Meta(description="reason why it is not ready")]
     seconds_since_last_block: float | None
     lag_blocks: Annotated[int | None, Meta(description="null while the height of the network is unknown")]
-    store_id: Annotated[str | None, Meta(description="of the store that is read: another daemon has another")]
+    store_id: Annotated[str | None, Meta(description="identifier of the store")]
 
 
 def table_rows(disk: Disk, txn: Txn) -> dict[str, int]:

@@ -357,7 +357,7 @@ class Chain(Durable):
         if seeded == digest:
             return False
         if seeded is not None or self.state.tip != keys.GENESIS:
-            raise Refused("fork", "genesis outputs can be seeded on an empty store only, and once", tip=self.tip)
+            raise Refused("fork", "genesis outputs are accepted only on an empty store, and only once", tip=self.tip)
         try:
             genesis = columns.genesis(event)
         except ValueError as error:

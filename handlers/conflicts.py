@@ -58,7 +58,7 @@ def counter_conflicting(view: TxView, txid: bytes) -> list[bytes]:
             builds_on = descendants(view, loser)
             if txid in builds_on:
                 raise TxFault(
-                    "PROCESSING", f"transaction {txid.hex()} builds on {loser.hex()}, against which it stands"
+                    "PROCESSING", f"transaction {txid.hex()} builds on {loser.hex()}, with which it conflicts"
                 )
             found.update(dict.fromkeys([loser, *builds_on]))
     return list(found)
@@ -75,7 +75,9 @@ def decide(view: TxView, winners: Sequence[bytes], height: int) -> list[bytes]:
         for winner in winners:
             record = None if winner == PLACEHOLDER else view.record(winner)
             if record is None or not record.conflicting:
-                raise TxFault("PROCESSING", f"transaction {winner.hex()} is not conflicting: it can't win")
+                raise TxFault(
+                    "PROCESSING", f"transaction {winner.hex()} is not conflicting, so it cannot win a conflict"
+                )
             refuse_if_in_chain(view, winner, "PROCESSING")
             losers.update(dict.fromkeys(counter_conflicting(view, winner)))
         losing = [txid for txid in losers if txid not in winners]

@@ -136,7 +136,7 @@ class Creation:
         finally:
             await self._release(write)
         if not self.wrote_master:
-            raise TxFault("TX_EXISTS", f"transaction {self.tx.txid.hex()} exists; it is whole now")
+            raise TxFault("TX_EXISTS", f"transaction {self.tx.txid.hex()} exists; it is complete now")
 
     async def _store(self, write: Write, put_blob: Callable[[str, bytes], Awaitable[None]]) -> None:
         if self.draft.external and self.tx.raw is not None:
@@ -245,7 +245,7 @@ class Creation:
     def _still_ours(self, view: TxView) -> None:
         held = view.rows.lock(self.tx.txid)
         if held is None or held.owner != self.owner:
-            raise Overtaken("another has taken over its creation")
+            raise Overtaken("another process has taken over its creation")
         known = view.get(self.tx.txid)
         if known is not None and not known.record.creating:
-            raise Overtaken("a block has it")
+            raise Overtaken("a block contains it")

@@ -63,6 +63,6 @@ async def create(large: Large, chain: Chain, writer: CapacityLimiter) -> list[An
         if isinstance(event, TxSubmitted):
             await large_submission.free(event.tx.outputs)
     if status is None:
-        unfinished = "all of it is stored, but it can't be spent yet: send it again"
+        unfinished = "it is stored completely, but its outputs cannot be spent yet: send it again"
         return refuse(delivery, seq, Refusal("store_full", unfinished, retryable=True))
     return acknowledge(delivery, seq, status, chain.tip, evicted=evicted)

@@ -58,7 +58,7 @@ class NoProof(Exception):
 
 
 class Contradiction(Exception):
-    """A proof proves nothing: `step` is where it fails."""
+    """A proof that is not valid: `step` is where it fails."""
 
     def __init__(self, step: str, message: str) -> None:
         super().__init__(message)

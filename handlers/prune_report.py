@@ -17,18 +17,20 @@ class PrunerJob(Struct, frozen=True, kw_only=True):
     number: int
     state: JobState
     height: int
-    safe_height: Annotated[int | None, Meta(description="up to where transactions may go")]
+    safe_height: Annotated[int | None, Meta(description="height up to which transactions may be deleted")]
     trigger: str
-    phase: Annotated[str | None, Meta(description="where it is, or where it ended early")]
-    reason: Annotated[str | None, Meta(description="why it waits")]
+    phase: Annotated[str | None, Meta(description="current phase, or the phase in which it ended early")]
+    reason: Annotated[str | None, Meta(description="reason for which it is held back")]
     error: str | None
     queued_at: float
     started_at: float | None
     finished_at: float | None
     duration_seconds: float | None
-    passed_heights: Annotated[int, Meta(description="heights that have no cycle, because this one came first")]
+    passed_heights: Annotated[
+        int, Meta(description="heights without a cycle of their own, because this one includes them")
+    ]
     counts: dict[str, int]
-    skipped: Annotated[dict[str, int], Meta(description="transactions that are due and stay, by reason")]
+    skipped: Annotated[dict[str, int], Meta(description="transactions that are due but were kept, by reason")]
     phase_seconds: dict[str, float]
 
 

@@ -149,7 +149,7 @@ class Pruner:
                 "persister_silent",
                 persisted_height=world.persisted,
                 height=world.tip,
-                advice='transactions stay until it goes on; set pruner.trigger = "applied" if it never will',
+                advice='transactions are kept until it reports; if it was removed, set pruner.trigger = "applied"',
             )
         elif self._silent and not silent:
             log.info("persister_back", persisted_height=world.persisted, height=world.tip)
@@ -234,7 +234,7 @@ async def _run(pruner: Pruner, request: Request, persisted: int | None, writer: 
         await writer.take(partial(pruner.fail, cycle, str(error)))
     except get_cancelled_exc_class():
         with CancelScope(shield=True):
-            await writer.take(partial(pruner.fail, cycle, "interrupted: the daemon was asked to stop"))
+            await writer.take(partial(pruner.fail, cycle, "interrupted: the daemon is stopping"))
         raise
     else:
         await writer.take(partial(pruner.finish, cycle))
@@ -271,9 +271,9 @@ class _Steps:
     def _check(self, world: World) -> None:
         terms, height = self._terms, self._cycle.job.height
         if monotonic() - self._started > terms.settings.job_timeout:
-            raise Interrupted(f"pruner.job_timeout ({terms.settings.job_timeout:g}s) is over: the next cycle goes on")
+            raise Interrupted(f"pruner.job_timeout ({terms.settings.job_timeout:g}s) has passed: the next cycle continues")
         if world.tip < height:
-            raise Interrupted(f"blocks were rolled back to {world.tip}: the next cycle goes on")
+            raise Interrupted(f"blocks were rolled back to {world.tip}: the next cycle continues")
         if (reason := held_back(world, height, terms.unmined_retention)) is not None:
             raise Interrupted(f"held back meanwhile: {reason}")
 

@@ -92,7 +92,9 @@ def refuse_if_in_chain(view: TxView, txid: bytes, code: str = "IN_CHAIN", *, blo
     mined = None if found is None else view.chain.record(view.txn, found)
     if mined is not None and block_id in (None, *mined.block_ids):
         height = mined.block_heights[0]
-        raise TxFault(code, f"transaction {txid.hex()} is in block {height} of our chain: only a rollback undoes that")
+        raise TxFault(
+            code, f"transaction {txid.hex()} is in block {height} of the active chain: only a rollback undoes that"
+        )
 
 
 def _refuse_to_unset(view: TxView, held: Held, at: Mined) -> None:
@@ -108,7 +110,7 @@ def _refuse_to_unset(view: TxView, held: Held, at: Mined) -> None:
     ordinal = view.own_block(height, at.block_id)
     if ordinal is None or (ordinal > chain.blocks.state(view.txn).floor and chain.find(view.txn, held.txid) is None):
         return
-    what = f"transaction {held.txid.hex()} is in block {at.block_id} of our chain: only a rollback undoes that"
+    what = f"transaction {held.txid.hex()} is in block {at.block_id} of the active chain: only a rollback undoes that"
     raise TxFault("IN_CHAIN", what)
 
 
@@ -118,7 +120,7 @@ def _refuse_to_set(view: TxView, held: Held, at: Mined) -> None:
     if at.block_id in held.record.block_ids and not (found is not None and found.failed):
         return
     if view.own_block(at.height, at.block_id) is not None:
-        what = f"transaction {held.txid.hex()} is not among those of block {at.block_id}, which is in our chain"
+        what = f"transaction {held.txid.hex()} is not in block {at.block_id}, which is in the active chain"
         raise TxFault("IN_CHAIN", what)
 
 

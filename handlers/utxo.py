@@ -191,7 +191,9 @@ class Turns:
         tx_blocks = self.chain.tx_blocks
         if tx_blocks is None:
             name = type(event).__name__
-            raise Refused("unavailable", f"{name}: this daemon keeps no transaction store (transactions.enabled)")
+            raise Refused(
+                "unavailable", f"{name}: the transaction store is not enabled in this daemon (transactions.enabled)"
+            )
         if isinstance(event, TxSubmitted):
             large_submission.check_count(len(event.tx.inputs), "$.tx.inputs")
             if large(tx_blocks.transactions.rules, event.tx):
@@ -232,7 +234,9 @@ class Turns:
                 self.node = Node(event.state, event.height, chain.tip.height if chain.tip else 0)
                 return "accepted"
             case _:
-                raise Refused("unavailable", f"{type(event).__name__}: this daemon keeps no transaction store")
+                raise Refused(
+                    "unavailable", f"{type(event).__name__}: the transaction store is not enabled in this daemon"
+                )
 
     def commit(self) -> None:
         """Commit what waits. If the disk is full, all of it is refused and nothing is stored."""

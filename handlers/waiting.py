@@ -37,7 +37,7 @@ class Waiting(Struct, frozen=True):
     txid: Hash
     status: Status
     locked: bool
-    unmined_since: Annotated[int, Meta(description="the height since which it waits")]
+    unmined_since: Annotated[int, Meta(description="height since which it is unmined")]
     created_at: Annotated[int, Meta(description="milliseconds since 1970")]
     fee: int | None
     size_in_bytes: int | None

@@ -211,7 +211,7 @@ def new_folder(folder: Path) -> Iterator[Folder]:
         StoreError: there is something of that name, or another process writes it.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise StoreError(f"{folder}: there is something already: name a new folder")
+        raise StoreError(f"{folder}: it exists already: name a new folder")
     partial = folder.with_name(folder.name + _PARTIAL)
     make_folder(partial)
     held = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

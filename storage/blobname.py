@@ -13,7 +13,7 @@ LEFTOVER_S = 3600.0  # what a put or a check has left behind is removed when it 
 def checked(name: str) -> str:
     """Return the name of a blob, or raise ValueError: any other text in a path is a bug of the caller."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a blob")
+        raise ValueError(f"{name!r} is not the name of a blob")
     return name
 
 

@@ -91,7 +91,7 @@ def open_blobs(where: str, data_dir: Path, *, make: bool = True) -> Blobs:
         except ImportError as error:
             raise PackageMissing(f"transactions.blob_store = {where!r}", "obstore", "s3") from error
         return Bucket(s3[1], s3[2].strip("/"))
-    raise BlobFailed(f"{where!r} is no blob store: expected file:folder or s3://bucket/prefix")
+    raise BlobFailed(f"{where!r} is not a blob store: expected file:folder or s3://bucket/prefix")
 
 
 class Files:
@@ -185,7 +185,7 @@ class Files:
             finally:
                 probe.unlink(missing_ok=True)
         if read != data:
-            raise BlobFailed(f"{self.root}: what was written reads back as something else")
+            raise BlobFailed(f"{self.root}: the content that was read back differs from what was written")
 
     def _path(self, name: str) -> Path:
         return self.root / checked(name)[:2] / name

@@ -101,7 +101,7 @@ class Bucket:
             next(iter(obstore.list(self._store, chunk_size=1)), None)
             obstore.delete(self._store, probe)
         if read != data:
-            raise BlobFailed(f"{self._where}: what was written reads back as something else")
+            raise BlobFailed(f"{self._where}: the content that was read back differs from what was written")
 
     def _put(self, name: str, data: bytes) -> None:
         if self._conditional:
@@ -155,7 +155,7 @@ def _http_allowed(where: str) -> bool:
         if not good or " " in text:
             raise BlobFailed(f"{where}: {name} is no http or https address: {text!r}")
         if url.scheme == "http" and not allowed:
-            raise BlobFailed(f"{where}: {name} is not https: set AWS_ALLOW_HTTP=true if that is meant")
+            raise BlobFailed(f"{where}: {name} is not https: set AWS_ALLOW_HTTP=true if this is intended")
     return allowed
 
 

@@ -275,7 +275,7 @@ def read_row(key: bytes, raw: bytes) -> Row:
         raise Damaged(f"{what} were cut off")
     checksum, at, kind, count = _HEAD.unpack_from(raw)
     if zlib.crc32(raw[_CHECKED:], zlib.crc32(key)) != checksum or kind != _ARRAY16:
-        raise Damaged(f"{what} are damaged: the checksum is another")
+        raise Damaged(f"{what} are damaged: the checksum differs")
     try:
         facts = _decode(raw[_HEAD.size - 3 :])
     except msgspec.DecodeError as error:

@@ -57,7 +57,7 @@ class ChainMoved(StoreError):
     """What is read in several snapshots can't be completed: its block was rolled back, or is below the floor by now."""
 
     def __init__(self, block: str, *, passed: bool) -> None:
-        why = "is below the rollback floor by now" if passed else "was rolled back meanwhile"
+        why = "is now below the rollback floor" if passed else "was rolled back meanwhile"
         how = ", faster, or from a copy of the store" if passed else ""
         super().__init__(f"incomplete: {block}, at which this began, {why}: begin again{how}")
 

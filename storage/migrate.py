@@ -33,7 +33,7 @@ def migrate(folder: Path, steps: Mapping[int, Step] = STEPS) -> list[int]:
     with Disk(folder, (META,), readonly=True) as disk, disk.read() as txn:
         written = txn.get(FORMAT_KEY, db=disk.tables[META])
     if written is None:
-        raise WrongFormat(f"{folder}: this store says no format; it was never run")
+        raise WrongFormat(f"{folder}: this store has no format; no daemon ever opened it")
     first = int.from_bytes(written, "big")
     if first > FORMAT or any(number not in steps for number in range(first, FORMAT)):
         raise other_format(folder, first, FORMAT)

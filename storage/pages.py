@@ -199,7 +199,7 @@ def _meta(file: int, at: int, size: int) -> Meta:
     magic, version, _, map_size, free, _, last, commit = _META.unpack_from(raw, _HEADER)
     page_size, *_, root = _TABLE.unpack(free)
     if not flags & _META_PAGE or magic != _MAGIC or version != _VERSION:
-        raise Damaged(f"{name} is none: this is not a store, or it is damaged")
+        raise Damaged(f"{name} is not valid: this is not a store, or it is damaged")
     if page_size & (page_size - 1) or not 256 <= page_size <= _LARGEST or last < 1 or map_size > _LARGEST_MAP:
         what = f"pages of {page_size} bytes, the last one {last}, in a map of {map_size} bytes"
         raise Damaged(f"{name} is damaged: it refers to {what}")
@@ -252,5 +252,5 @@ def _listed(meta: Meta, number: int, data: bytes) -> tuple[int, ...]:
     if count != len(pages) or len(data) % 8 or sorted(set(pages), reverse=True) != list(pages):
         raise ValueError(f"an entry in page {number} contradicts itself")
     if pages and not _FIRST <= pages[-1] <= pages[0] <= meta.last_page:
-        raise ValueError(f"an entry in page {number} names pages that are not there")
+        raise ValueError(f"an entry in page {number} refers to pages that do not exist")
     return pages

@@ -115,7 +115,7 @@ def _taken(data_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreError(f"{data_dir}: another process restores or verifies here") from None
+            raise StoreError(f"{data_dir}: another process is restoring or verifying this folder") from None
         there = {path.name for path in data_dir.iterdir()} - _ALLOWED
         if RESTORING in there and there <= {RESTORING, BLOBS, RECOVERY}:
             for name in there:
@@ -143,14 +143,14 @@ def _from_folder(source: Path, restoring: Path, advance: Advance) -> Manifest:
     try:
         manifest = read_manifest((source / MANIFEST).read_bytes(), str(source))
     except FileNotFoundError:
-        raise BackupDamaged(f"{source}: there is no {MANIFEST}: this is no backup, or not all of it") from None
+        raise BackupDamaged(f"{source}: there is no {MANIFEST}: this is not a complete backup") from None
     for file in manifest.files:
         try:
             size = (source / file.name).stat().st_size
         except FileNotFoundError:
             raise BackupDamaged(f"{source}: {file.name} is missing") from None
         if size != file.size:
-            raise BackupDamaged(f"{source}: {file.name} has {size} bytes, {MANIFEST} says {file.size}")
+            raise BackupDamaged(f"{source}: {file.name} has {size} bytes, but {MANIFEST} has {file.size}")
     found = list[File]()
     for file in manifest.files:
         with (source / file.name).open("rb", buffering=0) as content:
@@ -177,7 +177,7 @@ def _unpack(stream: BinaryIO, source: str, restoring: Path, advance: Advance) ->
                 at = f"in {member.name}"
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None or not (is_known(member.name) or member.name == MANIFEST) or manifest:
-                    raise BackupDamaged(f"{source}: {member.name!r} is no file of a backup")
+                    raise BackupDamaged(f"{source}: {member.name!r} is not a file of a backup")
                 if member.name == MANIFEST:
                     manifest = read_manifest(content.read(_LONGEST_MANIFEST), source)
                 else:
@@ -218,6 +218,6 @@ def _compare(manifest: Manifest, found: list[File], source: object) -> None:
         if (read := there.pop(file.name, None)) is None:
             raise BackupDamaged(f"{source}: {file.name} is missing")
         if read != file:
-            raise BackupDamaged(f"{source}: {file.name} is damaged: its digest is not the one that {MANIFEST} says")
+            raise BackupDamaged(f"{source}: {file.name} is damaged: its digest differs from the one in {MANIFEST}")
     for name in there:
-        raise BackupDamaged(f"{source}: {name} is not named by {MANIFEST}")
+        raise BackupDamaged(f"{source}: {name} is not listed in {MANIFEST}")

@@ -186,7 +186,7 @@ def test_an_archive_that_was_cut_off_is_refused(source: Daemon, tmp_path: Path) 
     for name in ("../escaped", "blobs/aa/other", "lmdb/lock.mdb"):
         with tarfile.open(tmp_path / "other.tar", "w") as archive:
             archive.addfile(tarfile.TarInfo(name))
-        refused(tmp_path / "other.tar", tmp_path / "new", f"{name!r} is no file of a backup")
+        refused(tmp_path / "other.tar", tmp_path / "new", f"{name!r} is not a file of a backup")
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(saved: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(saved: Path, tmp_path: Path) -
 def test_a_backup_replaces_nothing(source: Daemon, saved: Path) -> None:
     before = (saved / "manifest.json").read_bytes()
     done = source.run("backup", saved)
-    assert done.returncode == 1 and b"there is something already" in done.stderr
+    assert done.returncode == 1 and b"it exists already" in done.stderr
     assert (saved / "manifest.json").read_bytes() == before
 
 

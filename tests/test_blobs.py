@@ -153,7 +153,7 @@ def test_any_other_name_is_refused(blobs: Blobs, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     for name in HOSTILE:
         for call in (partial(blobs.put, name, b"x"), partial(blobs.get, name), partial(blobs.delete, name)):
-            with pytest.raises(ValueError, match="is no name of a blob"):
+            with pytest.raises(ValueError, match="is not the name of a blob"):
                 call()
     assert sorted(tmp_path.rglob("*")) == before
     assert list(blobs.names()) == []
@@ -583,7 +583,7 @@ def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_http_has_to_be_allowed(allow: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.delenv("AWS_ALLOW_HTTP") if allow is None else monkeypatch.setenv("AWS_ALLOW_HTTP", allow)
-    with pytest.raises(BlobFailed, match="AWS_ENDPOINT_URL is not https: set AWS_ALLOW_HTTP=true if that is meant"):
+    with pytest.raises(BlobFailed, match="AWS_ENDPOINT_URL is not https: set AWS_ALLOW_HTTP=true if this is intended"):
         open_blobs("s3://box", Path("/"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
     assert isinstance(open_blobs("s3://box", Path("/")), Bucket)
@@ -623,7 +623,7 @@ def test_anything_else_is_refused_by_the_configuration_and_here(tmp_path: Path) 
     for text in REFUSED:
         with pytest.raises(ValueError, match=r"expected file:folder or s3://bucket/prefix$"):
             BLOB_STORE.parse(text)
-        with pytest.raises(BlobFailed, match=r"is no blob store: expected file:folder or s3://bucket/prefix$"):
+        with pytest.raises(BlobFailed, match=r"is not a blob store: expected file:folder or s3://bucket/prefix$"):
             open_blobs(text, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

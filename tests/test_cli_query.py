@@ -408,7 +408,7 @@ def test_query_tx_of_a_block(daemon: Daemon) -> None:
     assert answer["slots"][0]["spending_tx_hash"] == RICH_ID
     assert [each["output_index"] for each in answer["utxos"]] == list(range(30))
     words = utxod(daemon, "query", "tx", FIRST).out
-    assert f"height 1, slot 20, {BLOCKS[0]['hash'].hex()}" in words and "its block has all of it" in words
+    assert f"height 1, slot 20, {BLOCKS[0]['hash'].hex()}" in words and "it was never submitted" in words
     assert f"{RICH_ID} input 0" in words and "5 lovelace" in words and TEXT.write(BOB) in words
     page = utxod(daemon, "query", "tx", FIRST, "--count", "12", "--page", "3", "--json").json()
     assert [each["output_index"] for each in page["slots"]] == list(range(24, 30))
@@ -431,7 +431,7 @@ def test_query_tx_of_an_unmined_transaction(tmp_path: Path) -> None:
         words = utxod(daemon, *asked).out
         for word in ("in no block of the chain", "unmined", f"{FIRST}#3", "frozen", "spendable from 1,001"):
             assert word in words
-        assert "waits since height" in words and "partial" not in words
+        assert "unmined since height" in words and "partial" not in words
         report = utxod(daemon, "status", "--json").json()
         assert (report["unmined"], report["blobs"]) == (1, 1)
         assert "1 in no block (1 waiting, 0 conflicting), 1 blob in file:blobs" in utxod(daemon, "status").out

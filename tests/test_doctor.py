@@ -60,7 +60,7 @@ def test_problems_of_the_store_and_the_socket(tmp_path: Path) -> None:
         daemon.kill()
         code, found = examined(daemon)
         assert (code, found["socket"]["state"], found["store"]["state"]) == (1, "wrong", "ok")
-        assert "it was left behind" in found["socket"]["advice"]
+        assert "no daemon uses it" in found["socket"]["advice"]
         shutil.rmtree(tmp_path / "data" / "lmdb")
         shutil.copytree(tmp_path / "copy", tmp_path / "data" / "lmdb")
         found = examined(daemon)[1]

@@ -91,7 +91,7 @@ def test_a_whole_file_is_sent_once(daemon: Daemon, tmp_path: Path, encoding: Enc
     text = fed(daemon, **source_of)
     assert re.search(r"^35 messages in .*: 1 accepted, 33 applied, 1 rolled_back, height 30$", text, re.M), text
     assert daemon.export() == expected(branching())
-    assert fed(daemon, **source_of).splitlines()[-1] == "nothing to send: the daemon has all of it"
+    assert fed(daemon, **source_of).splitlines()[-1] == "nothing to send: the daemon has all blocks"
 
 
 def test_messages_that_the_daemon_has_are_skipped(daemon: Daemon, tmp_path: Path) -> None:

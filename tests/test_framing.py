@@ -57,7 +57,7 @@ def test_a_message_must_be_finished_in_time(part: bytes) -> None:
         ends = await connect()
         ends.far.send(part)
         began = monotonic()
-        with pytest.raises(Refused, match=r"not finished within 0\.1 s") as refused:
+        with pytest.raises(Refused, match=r"not complete within 0\.1 s") as refused:
             await ends.reader.message()
         assert 0.09 < monotonic() - began < 5
         assert (refused.value.refusal.code, refused.value.refusal.broken) == ("malformed", True)

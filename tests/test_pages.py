@@ -339,7 +339,7 @@ def test_the_page_says_what_was_not_found(fed: Seen) -> None:
     until(lambda: window.shown("#found-body .problem"))
     assert failure["message"].lower() in window.text(".problem").lower()
     fed.search("00" * 32 + "#7")
-    until(lambda: "is not here: never created, or spent and pruned" in window.text("#found-body"))
+    until(lambda: "is not in the store: it was never created, or was spent and pruned" in window.text("#found-body"))
     fed.search("00" * 32)
     until(lambda: "No output of this transaction is here" in window.text("#found-body"))
     fed.search("60" + "00" * 28)

@@ -145,7 +145,7 @@ def test_operators_replay_discard_and_reopen(folder: Path) -> None:
         until(lambda: rows(daemon), {txid: "deleted", later: "pending"})  # so that it was withdrawn was read
         assert txid in said(daemon, "reopen", txid)
         assert json.loads(said(daemon, "show", txid, "--json"))["reopened"] == 2
-        until(lambda: "no source knows the transaction" in said(daemon, "show", txid), True)  # looked at, again
+        until(lambda: "no source has the transaction" in said(daemon, "show", txid), True)  # looked at, again
         assert txid in said(daemon, "discard", txid) and later in said(daemon, "discard", later)
         assert later in said(daemon, "reopen", later)
         counts = json.loads(said(daemon, "status", "--json"))

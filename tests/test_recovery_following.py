@@ -275,7 +275,7 @@ async def test_another_log_is_not_read_on(on_sqlite: Storage, log: Log, tmp_path
     """A shorter one, and one that has as many facts as were read of the one before."""
     log.log(*said("pending", 1, 2, 3))
     await begun(log, on_sqlite)
-    for facts, reason in ((0, "is in the future"), (9, "the log is another one")):
+    for facts, reason in ((0, "is in the future"), (9, "the change log is not the one")):
         with Disk(tmp_path / f"{facts}", TABLES, map_size=1 << 24, durable=False) as disk:
             other = Log(disk)
             with pytest.MonkeyPatch.context() as patch:

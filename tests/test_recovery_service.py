@@ -308,15 +308,15 @@ async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
     [
         ([Mined(7, 6)], Valid("mined at height 7")),
         ([Mined(7, 5)], Busy("mined at height 7, 5 of 6 blocks deep")),
-        ([Pending()], Busy("waits to be mined")),
+        ([Pending()], Busy("is not mined yet")),
         ([Conflicting("why")], Invalid("why")),
         ([Unknown()], NotFound()),
         ([None], Transient("0 is down", counts=False)),
         ([None, Mined(7, 6)], Valid("mined at height 7")),
         ([None, Unknown()], Transient("0 is down", counts=False)),
         ([Unknown(), None], Transient("1 is down", counts=False)),
-        ([Pending(), None], Busy("waits to be mined")),
-        ([Unknown(), Pending()], Busy("waits to be mined")),
+        ([Pending(), None], Busy("is not mined yet")),
+        ([Unknown(), Pending()], Busy("is not mined yet")),
         ([Pending(), Mined(7, 6)], Valid("mined at height 7")),
         ([Mined(7, 6), Conflicting()], Valid("mined at height 7")),
         ([Conflicting("why"), Mined(7, 6)], Invalid("why")),
@@ -364,11 +364,11 @@ async def test_what_we_hold_is_an_orphan_when_nobody_else_knows_it() -> None:
     ours, node = Source(Unknown(held=True), "chain"), Source(Unknown(), "node")
     ours.ready = False
     handler = FinalityHandler([Breaker(ours), Breaker(node)], 6)
-    assert await handler.recover(tx(1)) == Busy("waits to be mined")
+    assert await handler.recover(tx(1)) == Busy("is not mined yet")
     ours.ready = True
     assert await handler.recover(tx(1)) == NotFound()
     node.state = Pending()
-    assert await handler.recover(tx(1)) == Busy("waits to be mined")
+    assert await handler.recover(tx(1)) == Busy("is not mined yet")
     node.state = None
     assert await handler.recover(tx(1)) == Transient("node is down", counts=False)
 

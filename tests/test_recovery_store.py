@@ -390,7 +390,7 @@ async def test_errors_tell_what_is_wrong(tmp_path: Path, pg_lab: Lab) -> None:
     assert "s3cret" not in str(away.value)
     with pytest.raises(StoreAway, match="not open"):
         await PostgresStorage(pg_lab.uri, lease_s=30.0).row(tx(1))
-    with pytest.raises(ValueError, match="no name of a table"):
+    with pytest.raises(ValueError, match="not the name of a table"):
         PostgresStorage(pg_lab.uri, lease_s=30.0, table='x"; DROP')
 
 

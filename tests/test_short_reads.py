@@ -97,7 +97,7 @@ def test_a_quick_verify_that_takes_too_long_says_what_to_do(tmp_path: Path) -> N
             with slowly(child) as step:
                 turning.until(lambda: (step(), verify.poll())[1], lambda code: code is not None)
             assert verify.returncode == 1 and verify.stderr is not None
-            assert b"and was ended: leave out --quick, so that a copy is read" in verify.stderr.read()
+            assert b"and was ended: omit --quick, so that a copy is read" in verify.stderr.read()
 
 
 def test_a_command_whose_reader_was_killed_says_by_whom(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_tail_prints_selected_events(folder: Path) -> None:
 def test_tail_waits_for_the_daemon(folder: Path) -> None:
     blocks = chain(3)
     with tail("--socket", folder / "utxod.sock") as waiting:
-        waiting.notice("the daemon is away")
+        waiting.notice("no connection to the daemon")
         with pytest.raises(Empty):  # it tries again meanwhile, and says so once
             waiting.err.get(timeout=0.8)
         with running(folder) as daemon:
@@ -183,7 +183,7 @@ def test_tail_waits_for_the_daemon(folder: Path) -> None:
                     client.ask(blocks[n])
                 assert f"height={n + 1} " in waiting.line()
                 end()
-                waiting.notice("the daemon is away")  # once, however long it takes
+                waiting.notice("no connection to the daemon")  # once, however long it takes
                 daemon.start()
                 assert f"the tip is at height {n + 1}" in waiting.notice("following")
             with daemon.client() as client:
@@ -203,7 +203,7 @@ def test_tail_reports_why_it_was_disconnected(folder: Path) -> None:
                         pass
                     link.sendall(encode(Error(seq=None, code="too_slow", message="4 bytes were not read"), "frames"))
                 cut.notice("too_slow: 4 bytes were not read")
-                cut.notice("the daemon is away")
+                cut.notice("no connection to the daemon")
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from daemon.child import Place
 
 FAILED, WRONG_USE, DAMAGED, CONTRADICTED = 1, 2, 3, 4
-AFTER_VERIFY = "keep a copy of it, then restore a backup or sync again"
+AFTER_VERIFY = "keep a copy of it, then restore a backup or synchronise again"
 _WIDE = 100_000  # columns where there is no terminal: lines stay whole
 
 _C = TypeVar("_C", bound=Callable[..., Any])

@@ -39,15 +39,15 @@ class _Size(click.ParamType[int]):
     type=_Size(),
     default="1GiB",
     show_default=True,
-    help="By how much the store may grow meanwhile, before this gives up; 0 is no limit.",
+    help="Maximum growth of the store during the backup, which ends with an error beyond it; 0 means no limit.",
 )
 @click.pass_context
 def backup(context: click.Context, target: Path, max_growth: int) -> None:
-    """Copy the store, recovery tables and blobs of one moment to the folder TARGET. The daemon may run.
+    """Copy the store, recovery tables and blobs, as of one moment, to the folder TARGET. The daemon may run.
 
-    TARGET is created; it gets its name when the backup is complete and on disk. With - one tar archive goes to standard
-    output. `utxod restore` checks the digests in the manifest and brings it back. While the store is copied its freed
-    pages are kept, so the file grows by what blocks write meanwhile.
+    The command creates TARGET. The folder has this name only when the backup is complete and on disk. With - one tar
+    archive is written to standard output. `utxod restore` compares the files with the digests in the manifest and
+    restores them. While the store is copied, freed pages cannot be reused, so the file grows by what blocks write.
     """
     from daemon.backup import backup as write
 
@@ -83,19 +83,19 @@ def _summary(manifest: Manifest) -> str:
 @click.command()
 @click.argument("source", required=False, type=click.Path(path_type=Path, exists=True, allow_dash=True))
 @click.argument("data_dir", required=False, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--verify", "walk", is_flag=True, help="Also walk every table, as `utxod verify --quick` does.")
+@click.option("--verify", "walk", is_flag=True, help="Also check every table, as `utxod verify --quick` does.")
 @click.option(
     "--adopt",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Instead: check a data folder whose files were copied while its store was open, and accept it.",
+    help="Check a data folder whose files were copied while its store was open, and accept it. Excludes arguments.",
 )
 @click.pass_context
 def restore(context: click.Context, source: Path | None, data_dir: Path | None, walk: bool, adopt: Path | None) -> None:
     """Restore the backup SOURCE into DATA_DIR, a new or empty folder.
 
     SOURCE is a folder or a tar archive that `utxod backup` has written; - is an archive on standard input. Every file
-    is compared with its digest in the manifest before anything gets its place. Exits 3 if the backup is damaged, cut
-    off or of another format, and names the file; 2 if DATA_DIR is not empty.
+    is compared with its digest in the manifest before the store is moved to its place. Exits 3 if the backup is
+    damaged, incomplete or of another format, and names the file. Exits 2 if DATA_DIR is not empty.
     """
     from daemon.store import TABLES
     from storage.restore import NotEmpty
@@ -138,7 +138,7 @@ def _size_of(source: Path) -> int | None:
 def compact(context: click.Context) -> None:
     """Rewrite the store without its free pages. The daemon must not run, and no process may read the store.
 
-    Needs space for both files. A kill leaves either the old or the new store.
+    The command needs disk space for both files. If it is killed, either the old or the new store remains.
     """
     from daemon.store import folder, open_disk, open_store
     from storage.compact import compact as rewrite
@@ -160,7 +160,7 @@ def compact(context: click.Context) -> None:
 def migrate(context: click.Context) -> None:
     """Bring a store of an older format to the format of this version, while no daemon runs.
 
-    Exits 3 if no steps lead from its format to this one. Make a backup with the version that wrote it first.
+    Exits 3 if there is no migration from its format. Make a backup with the version that wrote it first.
     """
     from daemon.store import folder
     from storage.migrate import migrate as run_steps

@@ -28,7 +28,7 @@ _EXAMPLES = {"bitcoin": "http://127.0.0.1:8332", "cardano": "ws://127.0.0.1:1337
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--family", type=click.Choice([*_NETWORKS]), help="Family of the chain.")
 @click.option("--network", help="The chain's network; mainnet by default.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder for everything that the daemon keeps.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder for all data of the daemon.")
 @click.option("--node", help="The node: http://user:password@host:port of Bitcoin, ws://host:port of Ogmios.")
 @click.option("--cookie", type=click.Path(path_type=Path), help="Cookie file of a Bitcoin node, instead of a password.")
 @click.option("--http", "listen", help="Listen address of the HTTP API, host:port or unix:/path.")
@@ -43,12 +43,13 @@ def init(
 ) -> None:
     """Write a configuration for a chain and its node to FILE.
 
-    On a terminal it prompts for values that no option has. Elsewhere --family is required, and the rest has defaults.
-    FILE is /etc/utxod/utxod.toml where that can be written, else utxod.toml. An existing file is never overwritten.
+    On a terminal it prompts for values that are not given as options. Otherwise --family is required, and the other values
+    have defaults. FILE is by default /etc/utxod/utxod.toml if it can be written, otherwise utxod.toml. An existing file
+    is never overwritten.
     """
     file = file or (DEFAULT_FILE if os.access(DEFAULT_FILE.parent, os.W_OK) else Path("utxod.toml"))
     if file.exists():
-        raise Exit(f"{file}: it is there already, and is not overwritten: name another file", WRONG_USE)
+        raise Exit(f"{file}: the file exists and is not overwritten: name another file", WRONG_USE)
     interactive = sys.stdin.isatty() and sys.stderr.isatty()
     if family is None:
         if not interactive:
@@ -64,7 +65,7 @@ def init(
         settings["http.listen"] = listen
     settings |= _of_node(family, node, cookie)
     _write(file, starter(settings))
-    click.echo(f"{file}: written, and sound")
+    click.echo(f"{file}: written, and valid")
     click.echo("\n".join(_how_to_go_on(file, family, node, cookie)))
 
 
@@ -114,14 +115,14 @@ def _write(file: Path, text: str) -> None:
     except ConfigError as error:
         raise Exit("\n".join(problem.replace(f"{name}: ", "") for problem in error.problems), WRONG_USE) from error
     except FileExistsError:
-        raise Exit(f"{file}: it is there already, and is not overwritten: name another file", WRONG_USE) from None
+        raise Exit(f"{file}: the file exists and is not overwritten: name another file", WRONG_USE) from None
     except OSError as error:
         raise Exit(f"{file}: {error.strerror or error}", FAILED) from error
 
 
 def _how_to_go_on(file: Path, family: str, node: str | None, cookie: Path | None) -> list[str]:
     given = "" if file == DEFAULT_FILE else f" --config {file}"
-    lines = ["", "To go on:", f"  utxod run{given}"]
+    lines = ["", "Next steps:", f"  utxod run{given}"]
     if family == "bitcoin":
         shown = "URL" if node is None or "@" in node else node
         login = "" if cookie is None else f" --cookie {cookie}"

@@ -79,7 +79,10 @@ def datum(config: Config, text: str, *, as_json: bool) -> None:
     with querying(config) as shot:
         found = find_datum(shot, digest)
     if found is None:
-        raise Exit(f"no datum with the hash {digest.hex()} is known: not revealed yet, or forgotten", FAILED)
+        raise Exit(
+            f"no datum with the hash {digest.hex()} is available: no block contained it yet, or it is no longer kept",
+            FAILED,
+        )
     if as_json:
         print_json(Datum(digest.hex(), found.hex()))
         return
@@ -128,7 +131,7 @@ def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None
     with querying(config) as shot:
         found = shot.find(*place)
     if found is None:
-        raise Exit(f"{txid}#{place[1]} is not here: never created, or spent and pruned", FAILED)
+        raise Exit(f"{txid}#{place[1]} is not in the store: it was never created, or was spent and pruned", FAILED)
     if as_json:
         print_json(found)
     else:
@@ -163,9 +166,9 @@ def querying(config: Config) -> Iterator[Snapshot]:
             advice = f"utxo.index.{error} switches it on, `utxod reindex` builds it"
             raise Exit(f"the index {error} is not kept: {advice}", FAILED) from error
         except BadCursor as error:
-            raise Exit("--cursor: no answer to this question has given it", WRONG_USE) from error
+            raise Exit("--cursor: it does not belong to this query", WRONG_USE) from error
         except CursorGone as error:
-            raise Exit(f"--cursor: {error}; begin again without it", FAILED) from error
+            raise Exit(f"--cursor: {error}; start again without it", FAILED) from error
 
 
 def _owner(config: Config, text: str) -> _Where:
@@ -213,7 +216,7 @@ def txid_of(text: str) -> bytes:
         raw = b""
     if raw:
         return raw
-    message = f"{text!r} is no transaction id, which has {_HASH_DIGITS} hex digits"
+    message = f"{text!r} is not a transaction id: expected {_HASH_DIGITS} hex digits"
     if place := _OUTPOINT.fullmatch(text):
         message += f": {place[1]}#{place[2]} is one of its outputs, see `utxod query utxo`"
     raise Exit(message, WRONG_USE)
@@ -221,7 +224,9 @@ def txid_of(text: str) -> bytes:
 
 def _index(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= _MOST_INDEX):
-        raise Exit(f"{text!r} is no output index: write TXID#INDEX, the index from 0 to {_MOST_INDEX}", WRONG_USE)
+        raise Exit(
+            f"{text!r} is not an output index: write TXID#INDEX, with an index from 0 to {_MOST_INDEX}", WRONG_USE
+        )
     return int(text)
 
 

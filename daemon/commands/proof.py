@@ -34,7 +34,7 @@ def verify(path: Path, root: str | None) -> None:
     try:
         check(proof, root)
     except Contradiction as wrong:
-        raise Exit(f"{name} proves nothing: {wrong.step}: {wrong}", DAMAGED) from wrong
+        raise Exit(f"{name} is not a valid proof: {wrong.step}: {wrong}", DAMAGED) from wrong
     for line in _lines(proof, trusted=root is not None):
         click.echo(line)
 
@@ -45,7 +45,9 @@ def _lines(proof: MmrProof, *, trusted: bool) -> Iterator[str]:
     yield from _record(bytes.fromhex(proof.data))
     yield f"created  leaf {proof.leaf:,} of the outputs"
     yield f"unspent  {'still unspent' if proof.unspent else 'no, it is spent'} {at}"
-    yield f"root     {proof.root}" + ("" if trusted else ", according to the proof: compare it, or give --root")
+    yield f"root     {proof.root}" + (
+        "" if trusted else ", according to the proof itself: pass the expected root with --root"
+    )
 
 
 def _record(data: bytes) -> Iterator[str]:
@@ -57,4 +59,4 @@ def _record(data: bytes) -> Iterator[str]:
         yield f"value    {fields[records.VALUE]:,}"
         yield f"created  block {fields[records.HEIGHT]} {fields[records.BLOCK_HASH].hex()}"
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError):
-        yield "record   of another kind than this version writes"
+        yield "record   in a format that this version does not support"

@@ -19,9 +19,9 @@ def _page_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of a command that prints a page of a list."""
     order = click.Choice(["asc", "desc"])
     for option in (
-        json_option("An object: the list as HTTP has it, `tip`, and `next_cursor`."),
+        json_option("Print a JSON object: the list as in the HTTP API, `tip` and `next_cursor`."),
         click.option("--cursor", help="Cursor of the previous page."),
-        click.option("--order", type=order, default="asc", show_default=True, help="By place in chain."),
+        click.option("--order", type=order, default="asc", show_default=True, help="Order, by place in the chain."),
         click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many."),
     ):
         command = option(command)
@@ -32,9 +32,9 @@ def _page_options(command: Callable[..., None]) -> Callable[..., None]:
 @config_option
 @click.pass_context
 def query(context: click.Context) -> None:
-    """Query the store. It is read directly; HTTP is not needed.
+    """Query the store. The commands read it directly, without HTTP.
 
-    Works with or without a running daemon, and does not disturb it. Every answer is of one block boundary.
+    Works with or without a running daemon, and does not affect it. Every answer is consistent as of one block.
     """
     context.obj.go_on_in_child()
 
@@ -45,9 +45,9 @@ def query(context: click.Context) -> None:
 @_page_options
 @click.pass_context
 def address(context: click.Context, address: str, count: int, order: Order, cursor: str | None, as_json: bool) -> None:
-    """List the live outputs of ADDRESS, in chain order.
+    """List the unspent outputs of ADDRESS, in chain order.
 
-    ADDRESS is bech32, base58, or hex of its raw bytes (a locking script for Bitcoin); a payment credential does too.
+    ADDRESS is bech32, base58, or hex of its raw bytes (a locking script for Bitcoin), or a payment credential.
     """
     from daemon.commands import lookup
 
@@ -60,7 +60,7 @@ def address(context: click.Context, address: str, count: int, order: Order, curs
 @_page_options
 @click.pass_context
 def policy(context: click.Context, policy: str, count: int, order: Order, cursor: str | None, as_json: bool) -> None:
-    """List the live outputs that hold assets of POLICY (56 hex digits), in chain order.
+    """List the unspent outputs that contain assets of POLICY (56 hex digits), in chain order.
 
     Needs the index by policy (utxo.index.policy).
     """
@@ -78,7 +78,7 @@ def policy(context: click.Context, policy: str, count: int, order: Order, cursor
 def by(
     context: click.Context, kind: str, key: str, count: int, order: Order, cursor: str | None, as_json: bool
 ) -> None:
-    """List the live outputs that an index has under KEY, which is hex.
+    """List the unspent outputs that an index has under KEY, which is hex.
 
     It needs the index of that kind (utxo.index).
     """
@@ -95,7 +95,7 @@ def by(
 def transactions(
     context: click.Context, address: str, count: int, order: Order, cursor: str | None, as_json: bool
 ) -> None:
-    """List the transactions that paid to ADDRESS or spent from it, also long ago, in chain order.
+    """List all transactions that paid to ADDRESS or spent from it, in chain order.
 
     It needs the index utxo.index.history.
     """
@@ -107,10 +107,10 @@ def transactions(
 @query.command()
 @config_option
 @click.argument("owner", metavar="ADDRESS|CREDENTIAL")
-@json_option("The same object as HTTP.")
+@json_option("Print the same JSON object as the HTTP API.")
 @click.pass_context
 def balance(context: click.Context, owner: str, as_json: bool) -> None:
-    """Sum what an address, or a payment credential (56 hex digits or bech32), holds."""
+    """Show the balance of an address, or of a payment credential (56 hex digits or bech32)."""
     from daemon.commands import lookup
 
     lookup.balance(context.obj.config, owner, as_json=as_json)
@@ -120,10 +120,10 @@ def balance(context: click.Context, owner: str, as_json: bool) -> None:
 @config_option
 @click.argument("txid", metavar="TXID#INDEX | TXID INDEX")
 @click.argument("index", required=False, metavar="")
-@json_option("The same object as HTTP.")
+@json_option("Print the same JSON object as the HTTP API.")
 @click.pass_context
 def utxo(context: click.Context, txid: str, index: str | None, as_json: bool) -> None:
-    """Show one output, live or spent, for as long as it is kept."""
+    """Show one output, unspent or spent, for as long as it is kept."""
     from daemon.commands import lookup
 
     lookup.utxo(context.obj.config, txid, index, as_json=as_json)
@@ -132,13 +132,13 @@ def utxo(context: click.Context, txid: str, index: str | None, as_json: bool) ->
 @query.command()
 @config_option
 @click.argument("datum_hash", metavar="HASH")
-@json_option("The same object as HTTP.")
+@json_option("Print the same JSON object as the HTTP API.")
 @click.pass_context
 def datum(context: click.Context, datum_hash: str, as_json: bool) -> None:
-    """Print the datum with HASH (64 hex digits) as hex: inline in an output, or revealed by a block's witnesses.
+    """Print the datum with HASH (64 hex digits) as hex: inline in an output, or among the witnesses of a block.
 
-    Needs the index by datum (utxo.index.datum). The datum is known while an output
-    that has its hash is kept.
+    Needs the index by datum (utxo.index.datum). The datum is available while an output
+    with its hash is kept.
     """
     from daemon.commands import lookup
 
@@ -148,10 +148,10 @@ def datum(context: click.Context, datum_hash: str, as_json: bool) -> None:
 @query.command()
 @config_option
 @click.argument("block", metavar="HEIGHT|HASH")
-@json_option("The same object as HTTP.")
+@json_option("Print the same JSON object as the HTTP API.")
 @click.pass_context
 def block(context: click.Context, block: str, as_json: bool) -> None:
-    """Show what is kept of one block, however old. Of several blocks of one height it is the first."""
+    """Show the stored data of one block. If several blocks have one height, it is the first."""
     from daemon.commands import blocks
 
     blocks.block(context.obj.config, block, as_json=as_json)
@@ -160,13 +160,12 @@ def block(context: click.Context, block: str, as_json: bool) -> None:
 @query.command()
 @config_option
 @click.argument("block", metavar="HEIGHT|HASH")
-@json_option("The same object as HTTP.")
+@json_option("Print the same JSON object as the HTTP API.")
 @click.pass_context
 def delta(context: click.Context, block: str, as_json: bool) -> None:
-    """List what one block created and spent.
+    """List the outputs that one block created and spent.
 
-    The block is above the rollback floor: there is no delta of an older one. Of several blocks of one height it is the
-    first.
+    The block must be above the rollback floor. If several blocks have one height, it is the first.
     """
     from daemon.commands import blocks
 
@@ -180,23 +179,23 @@ def delta(context: click.Context, block: str, as_json: bool) -> None:
     type=click.Choice(["unmined", "conflicting"]),
     default="unmined",
     show_default=True,
-    help="Those that wait, or those that have lost a conflict.",
+    help="Unmined transactions, or those that have lost a conflict.",
 )
 @click.option(
     "--order",
     type=click.Choice(["parents_first", "age"]),
     default="parents_first",
     show_default=True,
-    help="By age, or none before what it spends.",
+    help="Order by age, or with every transaction after those that it spends from.",
 )
 @click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many.")
 @click.option("--cursor", help="Cursor of the previous page.")
-@json_option("An object: `transactions` as HTTP has them, `tip`, and `next_cursor`.")
+@json_option("Print a JSON object: `transactions` as in the HTTP API, `tip` and `next_cursor`.")
 @click.pass_context
 def txs(
     context: click.Context, status: Waits, order: WaitingOrder, count: int, cursor: str | None, as_json: bool
 ) -> None:
-    """List the transactions that wait for a block, or those that have lost a conflict; parents first."""
+    """List unmined transactions, or those that have lost a conflict, parents first."""
     from daemon.commands import waiting
 
     waiting.txs(context.obj.config, status, order, count, cursor, as_json=as_json)
@@ -205,17 +204,19 @@ def txs(
 @query.command()
 @config_option
 @click.argument("txid")
-@click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many of its outputs.")
-@click.option("--page", type=click.IntRange(1, 1 << 32), default=1, show_default=True, help="Which of them.")
-@json_option("An object: `transaction`, `slots` and `utxos` as HTTP has them, `block` where it is, and `tip`.")
+@click.option(
+    "--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="Number of outputs on a page."
+)
+@click.option("--page", type=click.IntRange(1, 1 << 32), default=1, show_default=True, help="Page of its outputs.")
+@json_option("Print a JSON object: `transaction`, `slots` and `utxos` as in the HTTP API, its `block`, and `tip`.")
 @click.pass_context
 def tx(context: click.Context, txid: str, count: int, page: int, as_json: bool) -> None:
-    """Show where transaction TXID is, what it spends, and who may spend its outputs.
+    """Show transaction TXID, its block, its inputs, and the state of its outputs.
 
-    First what is known of it: a field without a value is left out, --json has all. Then its outputs, a line each:
-    the state (unspent, spent, frozen, or none for an unspendable output), what spends or claims it, and, while the
-    UTXO store keeps the output, its amount and owner. Where transactions are not kept (transactions.enabled) it lists
-    the outputs in the UTXO store: exit code 1.
+    The first part has its fields, without those that have no value; --json prints all. The second part has a line for
+    each output: the state (unspent, spent, frozen, or none for an unspendable output), the input that spends or claims
+    it, and the amount and owner while the UTXO store keeps the output. Without the transaction store
+    (transactions.enabled) the command lists the outputs in the UTXO store and exits with 1.
     """
     from daemon.commands import tx
 

@@ -47,7 +47,7 @@ _txids = click.argument("txids", metavar="TXID...", nargs=-1, required=True, cal
 @click.group(cls=Group)
 @config_option
 def recovery() -> None:
-    """Inspect transactions that are not final yet, and decide about those that need it.
+    """Inspect pending transactions, and decide about those that need a decision.
 
     Works with a running daemon, which notices changes at its next scan, or without one.
     """
@@ -74,7 +74,7 @@ def _with(config: Config, work: Callable[[Storage], Awaitable[T]], *, readonly: 
 @click.option("--status", type=_STATUSES, help="Only these.")
 @click.option("--count", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="How many.")
 @click.option("--order", type=click.Choice(["asc", "desc"]), default="asc", show_default=True, help="By submission.")
-@json_option("One JSON object a line, as HTTP lists them.")
+@json_option("Print JSON objects as in the HTTP API, one per line.")
 @click.pass_context
 def list_rows(context: click.Context, status: str | None, count: int, order: str, as_json: bool) -> None:
     """List transactions by their submission."""
@@ -109,10 +109,10 @@ def list_rows(context: click.Context, status: str | None, count: int, order: str
 @recovery.command("show")
 @config_option
 @click.argument("txid", callback=_txid)
-@json_option("The same object as HTTP.")
+@json_option("Print the same JSON object as the HTTP API.")
 @click.pass_context
 def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
-    """Show one transaction, and every attempt at it."""
+    """Show one transaction, and every attempt to determine its status."""
     import msgspec
 
     from daemon.commands.recovery_report import whole
@@ -120,7 +120,11 @@ def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
 
     row = _with(context.obj.config, lambda storage: storage.row(txid[0]), readonly=True)
     if row is None:
-        raise Exit(f"transaction {txid[0].hex()} has no row: never submitted here, or final for long", FAILED)
+        raise Exit(
+            f"transaction {txid[0].hex()} is not in the list: it was never submitted here, or was removed after "
+            f"it became final",
+            FAILED,
+        )
     if as_json:
         click.echo(msgspec.json.encode(told_whole(row)))
     else:
@@ -156,7 +160,7 @@ def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
     The daemon removes them and their descendants from its pool, and releases their claims.
     """
     changed = _with(context.obj.config, lambda storage: storage.discard(txids, reason), readonly=False)
-    _report_each(txids, changed, "deleted", "is final already, or not known")
+    _report_each(txids, changed, "deleted", "is already final, or not known")
 
 
 @recovery.command()
@@ -167,12 +171,12 @@ def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
 def reopen(context: click.Context, txids: list[bytes], reason: str) -> None:
     """Make transactions of any final status pending again: their status is determined from scratch."""
     changed = _with(context.obj.config, lambda storage: storage.reopen(txids, reason), readonly=False)
-    _report_each(txids, changed, "pending again", "is pending already, or not known")
+    _report_each(txids, changed, "pending again", "is already pending, or not known")
 
 
 @recovery.command()
 @config_option
-@json_option("An object: `by_status`, `oldest_pending_s`, and `daemon` if one runs.")
+@json_option("Print a JSON object: `by_status`, `oldest_pending_s`, and `daemon` if one runs.")
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
     """Count transactions by status, and show the state of the daemon's service."""

@@ -64,9 +64,9 @@ def counted(counts: Counts, service: Numbers | None) -> list[RenderableType]:
         made.add_row(status, f"{count:,}")
     lines: list[RenderableType] = [made]
     if counts.by_status["pending"]:
-        lines.append(f"the oldest pending one has waited for {counts.oldest_pending_s:,.0f} s")
+        lines.append(f"the oldest pending transaction is {counts.oldest_pending_s:,.0f} s")
     if service is None:
         return [*lines, "no daemon processes them"]
-    leads = "leads" if service.leader else "waits for the leader's lock"
+    leads = "leads" if service.leader else "waits for the lock of the leader"
     sources = ", ".join(f"{name} {circuit}" for name, circuit in service.circuits.items())
     return [*lines, f"the daemon {leads}; {service.claims:,} claims, {service.errors:,} errors; sources: {sources}"]

@@ -31,12 +31,13 @@ from handlers.events import Ack, Error, Welcome
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.pass_context
 def send(context: click.Context, file: str, socket: Path | None, keep_going: bool, wait: float) -> None:
-    """Send the messages of FILE one by one and print each answer; - is standard input.
+    """Send the messages in FILE one by one and print each answer; - is standard input.
 
-    FILE has JSON Lines or frames, as docs/messages.md shows them. A message is sent once the one before is answered;
-    one without `seq` gets its number in FILE. Answers are JSON, one a line. Exits 1 when one is refused.
+    FILE has JSON Lines or frames, as in docs/messages.md. Each message is sent after the answer to the previous one. A
+    message without `seq` gets its number in FILE as `seq`. Answers are printed as JSON, one per line. Exits 1 if a
+    message is refused.
 
-    To feed a chain use `utxod feed file`, which resumes; to follow facts `utxod tail`.
+    To feed a chain use `utxod feed file`, which resumes. To follow facts use `utxod tail`.
     """
     path = context.obj.socket(socket)
     with pipe_may_close():

@@ -164,7 +164,7 @@ def _received(path: Path, events: Any, place: _Place) -> Iterator[Received]:
                     yield received
         except OSError as error:
             if not away:
-                notice(f"the daemon is away: {path}: {error.strerror or error}; waiting for it")
+                notice(f"no connection to the daemon: {path}: {error.strerror or error}; waiting for it")
             away = True
         time.sleep(_RETRY_S)
 

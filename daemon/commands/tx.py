@@ -25,17 +25,17 @@ _SHOWN = {  # of a transaction's record, and how it is called on the screen; --j
     "version": "version",
     "lock_time": "lock time",
     "is_coinbase": "coinbase",
-    "spending_height": "can be spent from height",
+    "spending_height": "spendable from height",
     "created_at": "first seen",
-    "unmined_since": "waits since height",
+    "unmined_since": "unmined since height",
     "creating": "still being created",
     "locked": "outputs locked",
     "locked_by_operator": "locked by an operator",
-    "conflicting": "has lost a conflict",
+    "conflicting": "lost a conflict",
     "frozen": "all outputs frozen",
     "reassignments": "reassigned outputs",
-    "conflicting_children": "spent in vain by",
-    "deleted_children": "spent by, pruned since",
+    "conflicting_children": "conflicting spenders",
+    "deleted_children": "pruned spenders",
     "preserve_until": "record kept until height",
     "delete_at_height": "record deleted at height",
 }
@@ -50,7 +50,7 @@ def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> No
     with querying(config) as shot:
         answer = _answer(config, shot, txid, range((page - 1) * count, page * count))
     if answer is None:
-        message = f"transaction {text} is not here: never seen, or pruned"
+        message = f"transaction {text} is not known: it was never received, or is pruned"
         if as_json:
             print_json(Failure("unknown_transaction", message))
             sys.exit(FAILED)
@@ -86,7 +86,7 @@ def _outputs_of(config: Config, txid: bytes, *, as_json: bool) -> None:
     """Print what is kept of a transaction where transactions are not, and that it is not the transaction."""
     with querying(config) as shot:
         outputs = shot.of_transaction(txid)
-    what = "transactions are not kept (transactions.enabled)"
+    what = "the transaction store is not enabled (transactions.enabled)"
     if outputs:
         message = f"{what}; the UTXO store has {len(outputs)} of its outputs"
     else:
@@ -118,7 +118,7 @@ def _fields(answer: Answer) -> Table:
     table.add_row("transaction", record.txid)
     table.add_row("where", "in no block of the chain" if answer.block is None else heading(answer.block))
     if not record.has_record:
-        table.add_row("record", "none: its block has all of it")
+        table.add_row("record", "none: it was never submitted")
     for name, label in _SHOWN.items():
         value = getattr(record, name)
         if name == "created_at" and value is not None:

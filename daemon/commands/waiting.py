@@ -15,7 +15,7 @@ from handlers.waiting import MOST_EXAMINED, Order, Status, TooMuchToExamine, Wai
 def txs(config: Config, status: Status, order: Order, count: int, cursor: str | None, *, as_json: bool) -> None:
     """Print a page of the transactions that wait, or have lost a conflict."""
     if not config.transactions.enabled:
-        raise Exit("transactions are not kept (transactions.enabled)", FAILED)
+        raise Exit("the transaction store is not enabled (transactions.enabled)", FAILED)
     with querying(config) as shot:
         walk, tip = WaitingList(reading(shot.store, config).view(shot.txn), status, order), shot.tip()
         after = None if cursor is None else resumed(cursor, status, order)
@@ -23,7 +23,7 @@ def txs(config: Config, status: Status, order: Order, count: int, cursor: str | 
             for _ in walk.search(after, 0, count, MOST_EXAMINED):
                 pass
         except TooMuchToExamine as error:
-            raise Exit(f"{error}; --order age lists them all the same", FAILED) from error
+            raise Exit(f"{error}; use --order age, which has no such limit", FAILED) from error
         found = walk.waiting()
     more = None if walk.next is None else cut(status, order, walk.next)
     if as_json:

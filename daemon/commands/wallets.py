@@ -13,9 +13,9 @@ from daemon.commands.service import one_failure, service
 @click.option("--parent", type=int, hidden=True, help="The process that started this one.")
 @click.pass_context
 def wallets(context: click.Context, parent: int | None) -> None:
-    """Answer Bitcoin wallets by the Electrum protocol and Esplora, next to a running daemon.
+    """Serve Bitcoin wallets over the Electrum protocol and the Esplora API, next to a running daemon.
 
-    `utxod run` starts this by itself where electrum.enabled or esplora.enabled is set.
+    `utxod run` starts the same process if electrum.enabled or esplora.enabled is set.
     """
     from daemon.http.worker import inherited
 

@@ -37,9 +37,9 @@ from daemon.commands.status import failed, read_report
 def status(context: click.Context, socket: Path | None, as_json: bool, watch: bool, every: float) -> None:
     """Show the state of the daemon and of its store on one screen.
 
-    Queries the daemon's socket and reads the store. Without a daemon it shows the store's state, and that no
-    daemon answers. Exits 0 when the daemon runs and none of its parts is away, silent or failed, else 1. With
-    --watch it runs until it is interrupted.
+    The command queries the daemon's socket and reads the store. Without a daemon it shows the state of the store. It
+    exits with 0 if the daemon runs and none of its parts is away, silent or failed, otherwise with 1. With --watch it
+    runs until it is interrupted.
     """
     config, path = context.obj.config, context.obj.socket(socket)
     if watch:

@@ -25,18 +25,18 @@ from daemon.inspect import verify as walk
 
 @click.command()
 @config_option
-@click.option("--quick", is_flag=True, help="Read the store in place: make no copy, and do not try the undo logs.")
+@click.option("--quick", is_flag=True, help="Read the store in place, without a copy, and do not try the undo logs.")
 @click.option(
     "--copy-to",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Folder for the copy; else data_dir, or $TMPDIR where data_dir can't be written.",
+    help="Folder for the copy; by default data_dir, or $TMPDIR if data_dir is not writable.",
 )
 @click.pass_context
 def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
     """Read every page, check every table, and report each violation that is found.
 
     Exits 3 if the store is damaged: its pages or rows contradict each other. Exits 4 if the store is sound, but
-    transaction records contradict the chain, because a feeder or a submission sent something untrue: `utxod reindex
+    transaction records contradict the chain, because a feeder or a submission sent contradictory data: `utxod reindex
     --records` rebuilds them.
     """
     place, copy = Place(), Copy(None) if quick else copy_place(context.obj.config, copy_to)
@@ -63,14 +63,19 @@ def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
 @click.command()
 @config_option
 @click.option(
-    "--format", "form", type=click.Choice(["csv", "jsonl"]), default="csv", show_default=True, help="Of a line."
+    "--format",
+    "form",
+    type=click.Choice(["csv", "jsonl"]),
+    default="csv",
+    show_default=True,
+    help="Format of the lines.",
 )
 @click.pass_context
 def export(context: click.Context, form: str) -> None:
-    """Write the live set in chain order; csv lines are txid,index,value,hex address.
+    """Write the set of unspent outputs in chain order; csv lines are txid,index,value,hex address.
 
     The set is that of the tip when the command begins. Exits 1 if that block is rolled back meanwhile, or gets
-    below the rollback floor: what was written is then not the whole set.
+    below the rollback floor: the output is then incomplete.
     """
     context.obj.go_on_in_child()
     with store_errors(), pipe_may_close(), Progress("export", None, in_numbers, "outputs") as progress:

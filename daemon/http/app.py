@@ -227,7 +227,7 @@ class Site:
             headers, fresh = self._headers(request, shot, as_cbor=as_cbor)
             found = shot.find_entry(txid, index)
         if found is None:
-            what = f"{txid.hex()}#{index} is not here: never created, or spent and pruned"
+            what = f"{txid.hex()}#{index} is not in the store: it was never created, or was spent and pruned"
             raise Problem(404, "unknown_output", what)
         if fresh:
             return Response(status_code=304, headers=headers)

@@ -57,7 +57,7 @@ def _since(query_string: bytes, cursor: str | None) -> str | None:
     if len(given) > 1:
         raise Problem(400, "bad_parameter", "from is given more than once")
     if given and cursor is not None:
-        raise Problem(400, "bad_parameter", "from and cursor exclude each other", "the cursor determines where")
+        raise Problem(400, "bad_parameter", "from and cursor cannot be combined", "the cursor determines where")
     if not given and cursor is None:
         raise Problem(400, "bad_parameter", f"from is missing; it is {_EXPECTED}")
     return given[0] if given else None

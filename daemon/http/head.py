@@ -187,11 +187,11 @@ class HeadReader:
         if not chunked and not length.strip(b"0"):
             return 0
         if method in ("GET", "HEAD"):
-            raise Refusal(413, "body_not_accepted", "no request here takes a body", "send the request without one")
+            raise Refusal(413, "body_not_accepted", "a GET request has no body", "send the request without one")
         whole = f"{self._prefix}{path}"
         longest = next((size for front, size in _LONGEST_BODIES.items() if whole.startswith(front)), None)
         if longest is None:
-            raise Refusal(405, "method_not_allowed", "everything here is read with GET")
+            raise Refusal(405, "method_not_allowed", "this path only supports GET")
         if chunked:
             raise Refusal(411, "length_required", "a body needs a Content-Length", "send it as a whole")
         if int(length) > longest:

@@ -74,7 +74,9 @@ class RecoveryRoutes:
         with self._few(), _reached():
             row = await (await self._open()).row(txid)
         if row is None:
-            what = f"transaction {txid.hex()} has no row: never submitted here, or final for long"
+            what = (
+                f"transaction {txid.hex()} is not in the list: never submitted here, or removed after it became final"
+            )
             raise Problem(404, "unknown_transaction", what)
         return answer(request, self._tip(), _encode(told_whole(row)))
 

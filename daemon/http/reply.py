@@ -89,7 +89,7 @@ def _paging(query_string: bytes, refused: frozenset[str]) -> Paging:
     query = {name: value for name, value in given if name in _PARAMETERS}
     for name in query:
         if name in refused:
-            raise Problem(400, "bad_parameter", f"{name} is not for this list")
+            raise Problem(400, "bad_parameter", f"{name} is not supported by this list")
         if [each for each, _ in given].count(name) > 1:
             raise Problem(400, "bad_parameter", f"{name} is given more than once")
     order: Literal["asc", "desc"]
@@ -101,7 +101,9 @@ def _paging(query_string: bytes, refused: frozenset[str]) -> Paging:
     count, page = _whole(query, "count", 100, _MOST), _whole(query, "page", 1, _PAGES)
     cursor = query.get("cursor")
     if cursor is not None and "page" in query:
-        raise Problem(400, "bad_parameter", "page and cursor exclude each other", "take the cursor: it costs one page")
+        raise Problem(
+            400, "bad_parameter", "page and cursor cannot be combined", "use the cursor, which reads only one page"
+        )
     return Paging(count, order, page, cursor, _asset(query.get("asset")))
 
 
@@ -124,7 +126,7 @@ def good_cursor() -> Iterator[None]:
     except BadCursor as error:
         raise Problem(400, "bad_parameter", f"cursor: {error}") from error
     except CursorGone as error:
-        raise Problem(409, "cursor_gone", str(error), "begin again without a cursor") from error
+        raise Problem(409, "cursor_gone", str(error), "start again without a cursor") from error
 
 
 def _asset(text: str | None) -> bytes | None:
@@ -273,20 +275,20 @@ def failed(request: Request, error: Exception, tip: Point | None) -> Response:
         case Problem() as problem:
             pass
         case NoIndex():
-            message = f"the index {error} is not kept by this daemon (utxo.index.{error})"
+            message = f"the index {error} is not enabled in this daemon (utxo.index.{error})"
             problem = Problem(503, "not_enabled", message, "utxod reindex builds it")
         case Torn():
             problem = Problem(503, "store_grew", "the store's map grew during this long answer", "try again")
         case SnapshotExpired():
             problem = Problem(503, "snapshot_expired", str(error), "request less, page by cursor, or try again later")
         case HTTPException(status_code=404):
-            problem = Problem(404, "unknown_path", f"there is nothing at {request.scope['path']}", "see /docs")
+            problem = Problem(404, "unknown_path", f"there is no route {request.scope['path']}", "see /docs")
         case HTTPException(status_code=405):
-            problem = Problem(405, "method_not_allowed", "everything here is read with GET")
+            problem = Problem(405, "method_not_allowed", "this path only supports GET")
             headers["Allow"] = "GET, HEAD"
         case _ if (found := damage(error)) is not None:
             log.error("store_damaged", path=request.scope["path"], error=str(found))
-            message = "what this answer needs cannot be read: the daemon's log has the reason"
+            message = "data for this answer cannot be read: the daemon's log has the reason"
             problem = Problem(500, "store_damaged", message)
         case _:
             log.exception("request_failed", path=request.scope["path"], exc_info=error)

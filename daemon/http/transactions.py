@@ -79,13 +79,19 @@ class TxRoutes:
         txid, query = hex_of(request.path_params["txid"], 32, "txid"), TxQuery(self.transactions.view(shot.txn))
         held = query.find(txid)
         if held is None:
-            raise Problem(404, "unknown_transaction", f"transaction {txid.hex()} is not here: never seen, or pruned")
+            raise Problem(
+                404,
+                "unknown_transaction",
+                f"transaction {txid.hex()} is not known: it was never received, or is pruned",
+            )
         return query, held
 
 
 def _bytes_of(held: Held, request: Request, tip: Point | None, raw: bytes | None) -> Response:
     if raw is None:
-        raise Problem(404, "no_bytes", f"the bytes of transaction {held.txid.hex()} were not given, or are not kept")
+        raise Problem(
+            404, "no_bytes", f"the bytes of transaction {held.txid.hex()} were not submitted, or are not kept"
+        )
     if wants_bytes(request.scope):
         return answer(request, tip, raw, OCTETS, _VARIES)
     return answer(request, tip, _as_json(held.txid, raw), JSON, _VARIES)

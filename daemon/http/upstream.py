@@ -24,7 +24,7 @@ log = structlog.get_logger("http")
 _LONGEST = 64 << 20
 _encode = msgspec.json.Encoder().encode
 _ANSWER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Ack | Error)
-NOT_SET = "this needs an Ogmios server: none is set (upstream.ogmios)"
+NOT_SET = "this request needs an Ogmios server, and none is configured (upstream.ogmios)"
 
 
 class UpstreamAway(Exception):

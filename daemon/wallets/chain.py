@@ -184,9 +184,9 @@ class Guarded:
         try:
             return self._manager.__exit__(kind, error, trace)  # type: ignore[arg-type]
         except NoIndex as missing:
-            raise RpcFault(BAD_REQUEST, f"the index {missing} is not kept: set utxo.index.{missing}") from missing
+            raise RpcFault(BAD_REQUEST, f"the index {missing} is not enabled: set utxo.index.{missing}") from missing
         except (Torn, SnapshotExpired) as moved:
-            raise RpcFault(BAD_REQUEST, "the store moved on while the answer was read: ask again") from moved
+            raise RpcFault(BAD_REQUEST, "the store changed while the answer was read: try again") from moved
 
 
 async def _in_turns(shot: Snapshot, parts: Iterator[list[_T]]) -> AsyncIterator[_T]:

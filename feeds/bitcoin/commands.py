@@ -24,7 +24,7 @@ _AROUND_BYTES = 32 << 20  # what an answer may have besides a block: a large mem
 @click.option(
     "--network",
     type=click.Choice(list(NETWORKS)),
-    help="Magic, genesis and limits; else those of the daemon's network.",
+    help="Network, which determines magic, genesis and limits; by default the daemon's network.",
 )
 @click.option("--skip-orphans", is_flag=True, help="Stop before a block whose parent is missing, instead of failing.")
 @click.option("--keep-unspendable", is_flag=True, help="Keep unspendable outputs, and the first coinbase.")
@@ -58,9 +58,17 @@ def from_bitcoin_blocks(
 
 @click.command("bitcoin-rpc")
 @click.argument("url")
-@click.option("--network", type=click.Choice(list(NETWORKS)), help="The node's chain; else that of the daemon.")
+@click.option(
+    "--network", type=click.Choice(list(NETWORKS)), help="Network of the node; by default the daemon's network."
+)
 @click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between polls.")
-@click.option("--requests", default=8, show_default=True, type=click.IntRange(1, 64), help="Blocks requested at once.")
+@click.option(
+    "--requests",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Number of blocks that are requested concurrently.",
+)
 @click.option("--cookie", type=click.Path(path_type=Path), help="The node's cookie file; read again when it changes.")
 @click.option("--user", help="User, if it is not in the URL.")
 @click.option("--password-file", type=click.Path(path_type=Path), help="File with the password, in its first line.")
@@ -69,7 +77,7 @@ def from_bitcoin_blocks(
     "--persisted-depth",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Report that blocks N below the tip are kept safely, by the node.",
+    help="Report blocks that are N below the tip as persisted, because the node stores them.",
 )
 @click.option("--keep-unspendable", is_flag=True, help="Keep unspendable outputs, and the first coinbase.")
 @options

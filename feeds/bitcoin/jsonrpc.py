@@ -139,7 +139,7 @@ class Node:
 
     def _not_bitcoind(self) -> Exception:
         if self._login.read() != self._secret:
-            return NodeAway(f"the node at {self.name} has another cookie now")
+            return NodeAway(f"the node at {self.name} has a new cookie")
         what = "requests without credentials" if self._secret is None else "user and password"
         return NodeError(
             f"the node at {self.name} does not accept {what} (HTTP 401): see --cookie, or --user with --password-file"

@@ -103,7 +103,7 @@ class Follower:
             self._mempool.refused(txid)
         elif self._mempool.on:
             self._mempool.on = False
-            self._notice(f"the daemon takes no transactions ({error.message}): --mempool is switched off")
+            self._notice(f"the daemon does not accept transactions ({error.message}): --mempool is switched off")
 
     def kept(self, txid: bytes, error: Error) -> None:
         """Note that the daemon did not withdraw a transaction: it does so later, or never had it, or keeps it."""
@@ -158,7 +158,7 @@ class Follower:
             is_there = self._settled and (self._node_is_behind or trail.last is None or trail.last.hash == best)
             seen = best if is_there else b""  # a block that was rolled back meanwhile is noticed by the next round
             if changes > _MOST_CHANGES:
-                raise ChainError(f"the node at {self._node.name} gives another chain at every request")
+                raise ChainError(f"the node at {self._node.name} returns another chain at every request")
             await anyio.sleep(0 if is_there else min(self._options.poll_s, _CHANGE_S * max(changes, 1)))
 
     async def _round(self, trail: Trail) -> AsyncGenerator[Inbound, None]:
@@ -218,7 +218,7 @@ class Follower:
         self._turns = self._turns + 1 if trail.height <= self._highest else 1
         self._highest = max(self._highest, trail.height)
         if self._turns > _MOST_TURNS:
-            raise ChainError(f"the node at {self._node.name} reorganises without progress: {_MOST_TURNS} times by now")
+            raise ChainError(f"the node at {self._node.name} has reorganised {_MOST_TURNS} times without progress")
         trail.cut(point)
         return Rollback(to=RollbackPoint(slot=point.slot, hash=point.hash, height=point.height))
 
@@ -250,7 +250,7 @@ class Follower:
                 return True
         if not self._reported_behind:
             where = f"at height {info.blocks}, the daemon at {trail.height}"
-            self._notice(f"the node at {self._node.name} is {where}: waiting until it has come as far")
+            self._notice(f"the node at {self._node.name} is {where}: waiting until it has the blocks of the daemon")
             self._reported_behind = True
         return False
 

@@ -103,7 +103,7 @@ class Chain:
         for point, record in self._best.blocks(after, to_height):
             block = self._decode(record, point.height)
             if block.hash != point.hash:
-                raise ChainError(f"{self._files.where(record)}: block {point.height} was changed while we read")
+                raise ChainError(f"{self._files.where(record)}: block {point.height} was changed while it was read")
             yield block
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ def _network_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--byron-epochs",
             type=click.IntRange(min=0),
-            help="How long Byron lasted, on a network that only its genesis files know.",
+            help="Length of the Byron era, for a network that its genesis files define.",
         ),
         click.option(
             "--genesis",
@@ -43,7 +43,7 @@ def _network_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("cardano-chunks")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @_network_options
-@click.option("--follow", is_flag=True, help="Wait for new chunks instead of ending.")
+@click.option("--follow", is_flag=True, help="Wait for new chunks at the end.")
 @click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between checks.")
 @options
 @click.pass_obj
@@ -108,7 +108,7 @@ def from_ogmios(
 ) -> None:
     """Follow the chain of the Ogmios server at URL (ws://… or wss://…): blocks and rollbacks, as they happen.
 
-    Finds the newest point that daemon and server share, and again whenever a connection was lost; --wait is for both.
+    Finds the newest block that daemon and server have in common, also after a lost connection. --wait applies to both.
     """
     from feeds.cardano.genesis import choose_network
     from feeds.cardano.ogmios import OgmiosChain

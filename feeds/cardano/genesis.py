@@ -104,9 +104,7 @@ def _unknown_network(name: str, files: Sequence[Path], byron_epochs: int) -> Gen
     network = genesis.network
     if _UNSAID in (network.start, network.epoch_slots, network.slot_s):
         which = ", ".join(NETWORKS)
-        raise GenesisError(
-            f"network {name} is none of {which}: give its Shelley genesis file, which says how slots count"
-        )
+        raise GenesisError(f"network {name} is none of {which}: pass its Shelley genesis file, which defines its slots")
     if byron_epochs and _UNSAID in (network.byron_epoch_slots, network.byron_slot_s):
         raise GenesisError(f"network {name} began with Byron: give its Byron genesis file too")
     return genesis

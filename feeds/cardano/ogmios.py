@@ -131,7 +131,7 @@ class OgmiosChain:
         self._seed = self._genesis if fresh else None
         self._vouchers = VoucherHistory(() if self._genesis is None else self._genesis.outputs) if fresh else None
         if fresh and self._genesis is None:
-            self._notice("without --genesis nothing is known of the outputs from before the first block")
+            self._notice("without --genesis, outputs that exist before the first block are not known")
         while True:
             try:
                 async with opened(self._url) as session:
@@ -176,7 +176,7 @@ class OgmiosChain:
         self._turns = self._turns + 1 if here <= self._furthest else 1
         self._furthest = max(self._furthest, here)
         if self._turns > _MOST_TURNS:
-            raise SourceError(f"{self._name}: the chain goes back and forth: {_MOST_TURNS} times by now")
+            raise SourceError(f"{self._name}: the chain has changed {_MOST_TURNS} times without progress")
 
     def _back_to(self, point: At | Origin, what: str) -> list[Inbound]:
         place = self._place(point, what)

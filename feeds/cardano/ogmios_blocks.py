@@ -109,7 +109,7 @@ def _datum(digest: str, given: str) -> bytes:
     wanted, place = unhex(digest, ".datums[...]", 32), f".datums.{digest}"
     datum = unhex(given, place)
     if blake2b(datum, digest_size=32).digest() != wanted:
-        raise MessageError("a datum with another hash", place)
+        raise MessageError("a datum that does not have its hash", place)
     return datum
 
 

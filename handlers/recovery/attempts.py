@@ -85,7 +85,7 @@ class Attempts:
             return
         del self._due[held]
         self.abandoned.add(held)
-        log.warning("recovery_stuck", txid=held.claim.txid.hex(), why="the handler goes on after it was cancelled")
+        log.warning("recovery_stuck", txid=held.claim.txid.hex(), why="the handler did not end when it was cancelled")
 
     def _count(self, txid: bytes) -> None:
         """Log a timeout; loudly when one transaction takes too long repeatedly, and ever more seldom."""

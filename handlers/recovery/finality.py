@@ -27,7 +27,7 @@ class Unknown(Struct, frozen=True):
 
 
 class Pending(Struct, frozen=True):
-    """It waits to be mined."""
+    """It is not mined yet."""
 
 
 class Mined(Struct, frozen=True):
@@ -112,7 +112,7 @@ class Breaker:
     async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:
         circuit = self.circuit
         if circuit == "open":
-            raise SourceAway(f"{self.name} is not asked for a while: it was away {self._failures} times in a row")
+            raise SourceAway(f"{self.name} is not queried for some time: it failed {self._failures} times in a row")
         probing = circuit == "half_open"
         self._probing = self._probing or probing
         try:
@@ -172,7 +172,7 @@ class FinalityHandler:
                     reason = f"mined at height {height}, {depth} of {self._confirmations} blocks deep"
                     nearest = Busy(reason, self._patience())
                 case Pending():
-                    nearest = nearest or Busy("waits to be mined", self._patience())
+                    nearest = nearest or Busy("is not mined yet", self._patience())
                 case Unknown():
                     held = held or state.held
         if nearest is not None:
@@ -180,7 +180,7 @@ class FinalityHandler:
         if away:
             return Transient("; ".join(away), counts=False)
         if held and not caught_up:
-            return Busy("waits to be mined", self._patience())
+            return Busy("is not mined yet", self._patience())
         return NotFound(caught_up, patience_s=self._patience())
 
 
@@ -213,7 +213,7 @@ class NodeFinality:
             raise SourceAway(str(error)) from error
 
     async def state_of(self, txid: bytes) -> State:
-        """See `Finality`. A transaction in a block that is not of the best chain waits to be mined again."""
+        """See `Finality`. A transaction in a block that is not of the best chain is not mined yet again."""
         found = await self._call("getrawtransaction", txid.hex(), True)
         if not isinstance(found, dict):
             return Unknown()

@@ -135,10 +135,10 @@ class Follower:
     async def _find(self) -> Cursor:
         cursor = await self._storage.reached(self._store)
         if cursor is None:
-            return await self._begin("these tables have not read the log of this store yet")
+            return await self._begin("the change log of this store has not been read yet")
         at = await self._logged_at(cursor.next - 1)
         if at not in (None, cursor.at):
-            return await self._begin("the log is another one than the one that was read")
+            return await self._begin("the change log is not the one that was read before")
         self._since = None
         return cursor
 

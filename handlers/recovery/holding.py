@@ -165,7 +165,7 @@ class Holding:
         self._numbers.lease_losses += 1
         log.warning("lease_lost", txid=held.claim.txid.hex(), generation=held.claim.generation)
         if held.running:
-            self._cancel(held, Transient("cancelled, because its lease was lost for a while", False))
+            self._cancel(held, Transient("cancelled, because its lease was lost", False))
             return
         if held in self.queue:
             self.queue.remove(held)

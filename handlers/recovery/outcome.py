@@ -34,7 +34,7 @@ class NotFound(Struct, frozen=True):
     """
 
     caught_up: bool = True
-    reason: str = "no source knows the transaction"
+    reason: str = "no source has the transaction"
     patience_s: float = 0.0
 
 

@@ -15,8 +15,8 @@ class Recovering(Summary, frozen=True, kw_only=True):
     """A transaction that was submitted, and how far it is on its way to finality."""
 
     txid: Hash  # type: ignore[assignment]  # as text
-    message: Annotated[str, Meta(description="why it has a final status")]
-    owner: Annotated[str | None, Meta(description="the instance that attempts it now")]
+    message: Annotated[str, Meta(description="reason for its final status")]
+    owner: Annotated[str | None, Meta(description="instance that has claimed it")]
 
 
 class RecoveringWhole(Recovering, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ def settle(claim: Claim, outcome: Outcome, settings: Recovery, dice: Dice, *, ti
             return again(patience_s + pause(claim.attempts, settings.scan_interval, cap_s, dice), reason)
         case NotFound(caught_up, reason, patience_s):
             if not caught_up:
-                error = f"{reason}, but who was asked has not caught up with the chain"
+                error = f"{reason}, but the source has not caught up with the chain"
                 return again(pause(0, settings.retry_base, settings.retry_cap, dice), error, attempt=False)
             if given_up(claim, settings):
                 return final("orphan", NEVER_ARRIVED, reason)

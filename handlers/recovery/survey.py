@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 _ROWS = 2000
 CONFLICTING = "another transaction spends its inputs"
-WAITS = "it waits for a block"
-HAS_IT = "the chain has it"
-NOT_DEEP = "the chain has it not, or not deep enough"
-TOO_MANY = "the daemon does not have it, like more than recovery.max_final_count others"
+WAITS = "it is not mined yet"
+HAS_IT = "it is in the chain"
+NOT_DEEP = "it is not in the chain, or not deep enough"
+TOO_MANY = "the daemon does not have it, and more than recovery.max_final_count others"
 GIVEN_UP: tuple[Status, ...] = ("deleted", "orphan", "dead")
 
 

@@ -110,7 +110,7 @@ class HistoryStore:
         if written is None:
             raise WrongFormat(f"{self.disk.folder}: this store has no format; no daemon ever opened it")
         if chain != kept:
-            raise WrongFormat(f"{self.disk.folder}: this store keeps {kept}, the configuration says {chain}")
+            raise WrongFormat(f"{self.disk.folder}: this store is for {kept}, but the configuration is for {chain}")
 
     def _create(self, txn: Txn, chain: str, wanted: Sequence[str]) -> None:
         txn.put(FORMAT_KEY, FORMAT.to_bytes(4, "big"), db=self.meta)

@@ -106,7 +106,7 @@ class PostgresStorage(Storage):
         queries alone: no schema is made.
         """
         if not table.isidentifier() or table != table.lower():
-            raise ValueError(f"{table!r} is no name of a table")
+            raise ValueError(f"{table!r} is not the name of a table")
         super().__init__(reporter)
         self._dsn, self._lease_s, self._lock, self._table = dsn, lease_s, lock, table
         self._readonly = readonly
@@ -146,7 +146,9 @@ class PostgresStorage(Storage):
             await connection.execute(f"CREATE TABLE IF NOT EXISTS {versions} (version integer NOT NULL)")
             version = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {versions}")
             if version > VERSION:
-                raise WrongFormat(f"the database has the recovery schema {version}, this version knows {VERSION}")
+                raise WrongFormat(
+                    f"the database has the recovery schema {version}, but this version supports {VERSION}"
+                )
             for statements in sql.MIGRATIONS[version:]:
                 for statement in statements:
                     await connection.execute(worded(statement, self._table)[0])

@@ -183,10 +183,10 @@ class SqliteStorage(Storage):
         """Return the version of the schema, which must not be above ours; a reader needs one."""
         ((version,),) = await db.execute_fetchall("PRAGMA user_version")
         if version > VERSION:
-            raise WrongFormat(f"{self._path} has the recovery schema {version}, this version knows {VERSION}")
+            raise WrongFormat(f"{self._path} has the recovery schema {version}, but this version supports {VERSION}")
         if version < VERSION and self._readonly:
             found = f"the recovery schema {version}" if version else "no schema yet"
-            raise StoreAway(f"{self._path} has {found}: a daemon of this version makes schema {VERSION}")
+            raise StoreAway(f"{self._path} has {found}: a daemon of this version creates schema {VERSION}")
         return int(version)
 
     async def _migrate(self, db: aiosqlite.Connection) -> None:

@@ -187,7 +187,9 @@ def test_a_node_that_is_behind_is_waited_for(why: str) -> None:
     follow_events(ledger, fake, *[come_nearer] * 15, fake.mine, notices=notices)
     assert ledger.chain == fake.chain and fake.height == 21
     assert ledger.rollbacks == []
-    assert notices == ["the node at inside is at height 5, the daemon at 20: waiting until it has come as far"]
+    assert notices == [
+        "the node at inside is at height 5, the daemon at 20: waiting until it has the blocks of the daemon"
+    ]
 
 
 def test_a_block_that_comes_and_goes_between_two_requests_is_rolled_back() -> None:
@@ -320,7 +322,7 @@ ANSWERS: list[tuple[str, list[Any], str]] = [
     ("getblockhash", [None, 5, "", "ab" * 31, "zz" * 32, ["ab" * 32]], "answers to getblockhash is no hash"),
     ("getblockchaininfo", [None, 5, {}, {"blocks": 5}], "answers to getblockchaininfo: "),
     ("getblockchaininfo", [{"blocks": -1, "headers": 1}, {"blocks": 1 << 32, "headers": 1}], "to getblockchaininfo: "),
-    ("getblockchaininfo", [{"blocks": 30, "headers": 30}], "gives another chain at every request"),
+    ("getblockchaininfo", [{"blocks": 30, "headers": 30}], "returns another chain at every request"),
 ]
 
 
@@ -417,7 +419,7 @@ def test_endless_reorganisations_without_progress_end_the_feed(fake: FakeNode, l
         return fake.truth("getblock", params)
 
     fake.lies["getblock"] = restless
-    with pytest.raises(FeedError, match="the node at inside reorganises without progress: 100 times by now"):
+    with pytest.raises(FeedError, match="the node at inside has reorganised 100 times without progress"):
         follow(ledger, Inside(fake))
     assert len(ledger.rollbacks) == 100
 

@@ -247,7 +247,7 @@ def test_a_changed_cookie_is_read_again(server: RpcServer, fake: FakeNode, tmp_p
         with pytest.raises(NodeError, match="does not accept user and password"):
             await node.call("getblockhash", 1)
         cookie.write_text(server.login)
-        with pytest.raises(NodeAway, match="has another cookie now"):
+        with pytest.raises(NodeAway, match="has a new cookie"):
             await node.call("getblockhash", 1)
         node.close()
         assert await node.call("getblockhash", 2) == fake.chain[2]

@@ -341,7 +341,7 @@ def test_a_daemon_without_a_transaction_store_is_reported_once() -> None:
                 follower.refused(message.tx.txid, Error(seq=1, code="unavailable", message="no store"))
 
     assert pool.sent(refuse) == named(("submitted", A))
-    assert notices == ["the daemon takes no transactions (no store): --mempool is switched off"]
+    assert notices == ["the daemon does not accept transactions (no store): --mempool is switched off"]
 
 
 @pytest.mark.parametrize(("retryable", "times"), [(True, 2), (False, 1)])

@@ -114,7 +114,7 @@ def test_an_empty_folder_is_waited_for_and_a_height_ends_the_feed(tmp_path: Path
         with following(daemon, folder, "--network-tip", "77") as feed, daemon.client() as client:
             until(lambda: client.hello()["network_tip_height"] == 77)
             assert feed.term() == 0, feed.log()
-            assert feed.log().splitlines()[-1] == "nothing to send: the daemon has all of it"
+            assert feed.log().splitlines()[-1] == "nothing to send: the daemon has all blocks"
         with following(daemon, folder, "--to", "3") as feed:
             grow(folder / "00000.chunk", b"".join(BLOCKS[:5]))
             assert feed.process.wait(PATIENCE_S) == 0, feed.log()

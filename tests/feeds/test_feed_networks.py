@@ -38,8 +38,8 @@ def folder(parent: Path, name: str) -> Path:
 
 
 def other(kept: str, fed: str) -> tuple[int, str]:
-    there = f"the daemon keeps {kept}, this is a feed of {fed}"
-    return 1, f"Error: {there}: see --network here, chain.family and chain.network there"
+    there = f"the daemon keeps {kept}, this feed sends {fed}"
+    return 1, f"Error: {there}: check --network of the feed, and chain.family and chain.network of the daemon"
 
 
 def test_every_feed_refuses_a_daemon_of_another_chain(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_network_of_a_feed_defaults_to_the_daemons(tmp_path: Path) -> None:
         assert (code, "12 applied, height 12" in line) == (0, True), line
     with running(folder(tmp_path, "d"), chain={"family": "bitcoin", "network": "private"}) as daemon:
         code, line = run(daemon, "bitcoin-blocks", tmp_path)
-        assert code == 1 and "the daemon keeps bitcoin/private; this feed knows mainnet, testnet3" in line
+        assert code == 1 and "the daemon keeps bitcoin/private; this feed supports mainnet, testnet3" in line
     with running(folder(tmp_path, "a"), chain={"family": "raw", "network": "any"}) as daemon:
         code, line = run(daemon, "bitcoin-blocks", tmp_path, "--network", "regtest")
         assert (code, "12 applied, height 12" in line) == (0, True), line
@@ -97,7 +97,7 @@ def test_a_daemon_that_changes_its_network_is_refused(tmp_path: Path) -> None:
 def test_malformed_chain_names_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "events").touch()
     done = cli("feed", "file", tmp_path / "events", "--chain", text)
-    assert done.exit_code == 2 and "is not like cardano/mainnet" in done.stderr
+    assert done.exit_code == 2 and "expected FAMILY/NETWORK, such as cardano/mainnet" in done.stderr
 
 
 SHELLEY: dict[str, Any] = {"initialFunds": {}, "slotLength": 1, "epochLength": 432_000, "networkMagic": 1}
@@ -153,7 +153,7 @@ def test_private_networks_need_their_genesis_files(tmp_path: Path) -> None:
     later_chain(tmp_path / "db")
     shelley, byron = genesis(tmp_path, DEVNET), genesis(tmp_path, BYRON, "byron.json")
     common = ("cardano-chunks", tmp_path / "db", "--network", "devnet")
-    none = "Error: network devnet is none of mainnet, preprod, preview: give its Shelley genesis file"
+    none = "Error: network devnet is none of mainnet, preprod, preview: pass its Shelley genesis file"
     assert dry(*common)[1].startswith(none)
     assert dry(*common, "--genesis", byron)[1].startswith(none)
     assert "give its Byron genesis file too" in dry(*common, "--genesis", shelley, "--byron-epochs", "2")[1]

@@ -83,7 +83,7 @@ def test_the_source_is_never_overwritten(feed: Feed, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file)
     for read in (source, file):
         done = cli("feed", command[0], read, *command[2:], "--output", tmp_path / "link")
-        assert (done.exit_code, "link would be written over what is read" in done.stderr) == (2, True), done.output
+        assert (done.exit_code, "link is also the input of the feed" in done.stderr) == (2, True), done.output
         assert file.read_bytes() == before
 
 

@@ -111,7 +111,7 @@ BAD_TXS: list[tuple[Json, str]] = [
     ({"subTransactions": {}}, "Expected `array`, got `object`"),
     ({"datums": {"ab": "d87980"}}, f"1 bytes, not 32 - at `${TX}.datums[...]`"),
     ({"datums": {UNIT: "d8798"}}, f"not hex - at `${TX}.datums.{UNIT}`"),
-    ({"datums": {UNIT: "d87a80"}}, f"a datum with another hash - at `${TX}.datums.{UNIT}`"),
+    ({"datums": {UNIT: "d87a80"}}, f"a datum that does not have its hash - at `${TX}.datums.{UNIT}`"),
     ({"datums": ["d87980"]}, "Expected `object | null`, got `array`"),
     ({"spends": None}, "Expected `str`, got `null`"),
     ({"extraOutputs": []}, f"unknown field `extraOutputs` - at `$.result.block{TX}`"),

@@ -80,7 +80,7 @@ class Kupo:
         name, *segments = path.strip("/").split("/") if path.startswith("/") else [""]
         found = self._paths.get(name)
         if found is None or len(segments) not in found[1] or "" in segments:
-            raise Refused(404, "there is nothing here: see docs/clients.md, or Kupo's own documentation")
+            raise Refused(404, "there is no such route: see docs/clients.md, or Kupo's own documentation")
         if scope["method"] == "OPTIONS":
             await send_all(send, 200, self._cors.preflight(scope))
             return
@@ -233,7 +233,7 @@ def _refusal(scope: Scope, error: Exception) -> Refused:
             return Refused(503, f"{error or 'the store grew during this long answer'}: ask again, or ask for less")
         case _ if (found := damage(error)) is not None:
             log.error("store_damaged", path=scope["path"], error=str(found))
-            return Refused(500, "what this answer needs cannot be read: the daemon's log has the reason")
+            return Refused(500, "data for this answer cannot be read: the daemon's log has the reason")
         case _:
             log.exception("request_failed", path=scope["path"], exc_info=error)
             return Refused(500, "the daemon's log has the reason")

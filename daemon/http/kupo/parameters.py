@@ -82,7 +82,7 @@ def parse(query: bytes) -> Parameters:
     bounds = {name: bound(given[name] or "", name) for name in given if name.endswith(("_after", "_before"))}
     for side in ("after", "before"):
         if f"created_{side}" in bounds and f"spent_{side}" in bounds:
-            raise Refused(400, f"`created_{side}` and `spent_{side}` exclude each other")
+            raise Refused(400, f"`created_{side}` and `spent_{side}` cannot be combined")
     try:
         policy = None if (text := given.get("policy_id")) is None else policy_id(text)
         name = None if (text := given.get("asset_name")) is None else asset_name(text)
@@ -95,7 +95,7 @@ def parse(query: bytes) -> Parameters:
     if index is not None and txid is None:
         raise Refused(400, "`output_index` needs `transaction_id`")
     if txid is not None and policy is not None:
-        raise Refused(400, "`transaction_id` and `policy_id` exclude each other")
+        raise Refused(400, "`transaction_id` and `policy_id` cannot be combined")
     spent_in = bounds.get("spent_after"), bounds.get("spent_before")
     return Parameters(
         unspent=not flags["spent"] and spent_in == (None, None),
