@@ -259,7 +259,7 @@ def test_a_cursor_whose_block_was_rolled_back(tmp_path: Path) -> None:
         cursor = utxod(daemon, *asked).json()["next_cursor"]
         assert len(utxod(daemon, *asked, "--cursor", cursor).json()["utxos"]) == 2
         client.ask(back_to(blocks[0]))
-        assert "begin again" in utxod(daemon, *asked, "--cursor", cursor).one_line(1)
+        assert "start again" in utxod(daemon, *asked, "--cursor", cursor).one_line(1)
 
 
 ACCEPTED = "accepted are bech32 (addr1…), base58 of Byron, and hex of the raw bytes"
@@ -383,8 +383,8 @@ def test_query_utxo_of_a_failed_or_unknown_transaction(daemon: Daemon) -> None:
     assert back["is_collateral_return"] and back["lovelace_amount"] == 4
     assert "is_collateral_return" in utxod(daemon, "query", "utxo", f"{FAILED}#1").out
     for asked in ([f"{FIRST}#30"], [digest("nobody").hex(), "0"]):
-        assert "is not here" in utxod(daemon, "query", "utxo", *asked).one_line(1)
-        assert "is not here" in utxod(daemon, "query", "utxo", *asked, "--json").one_line(1)
+        assert "is not in the store" in utxod(daemon, "query", "utxo", *asked).one_line(1)
+        assert "is not in the store" in utxod(daemon, "query", "utxo", *asked, "--json").one_line(1)
 
 
 def test_an_error_names_the_accepted_forms_of_an_address(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,16 +442,16 @@ def test_query_tx_without_the_transaction_store(daemon: Daemon, monkeypatch: pyt
     done = utxod(daemon, "query", "tx", FIRST, "--json")
     answer = json.loads(done.out)
     assert (done.code, done.err, answer["error"]) == (1, "", "not_enabled")
-    assert "not kept" in answer["message"] and "30 of its outputs" in answer["message"]
+    assert "not enabled" in answer["message"] and "30 of its outputs" in answer["message"]
     assert [utxo["output_index"] for utxo in answer["utxos"]] == list(range(30))
     assert [utxo["output_index"] for utxo in answer["utxos"] if "spent_tx_hash" in utxo] == [0, 29]
     words = utxod(daemon, "query", "tx", FIRST)
     assert words.code == 1 and words.out.count(f"{FIRST}#") == 30 and RICH_ID in words.out
-    assert words.err.count("\n") == 1 and "not kept" in words.err
+    assert words.err.count("\n") == 1 and "not enabled" in words.err
 
 
 def test_query_tx_that_is_unknown(daemon: Daemon) -> None:
-    assert "never seen, or pruned" in utxod(daemon, "query", "tx", digest("nobody").hex()).one_line(1)
+    assert "never received, or is pruned" in utxod(daemon, "query", "tx", digest("nobody").hex()).one_line(1)
     done = utxod(daemon, "query", "tx", digest("nobody").hex(), "--json")
     assert (done.code, json.loads(done.out)["error"]) == (1, "unknown_transaction")
 
@@ -462,7 +462,7 @@ def test_pruned_outputs_are_unknown(tmp_path: Path) -> None:
         client.feed(chain(8, outputs=2)[4:])
         done = json.loads(utxod(daemon, "query", "tx", digest("tx", "2").hex(), "--json").out)
         assert [utxo["output_index"] for utxo in done["utxos"]] == [1]
-        assert "is not here" in utxod(daemon, "query", "utxo", f"{digest('tx', '2').hex()}#0").one_line(1)
+        assert "is not in the store" in utxod(daemon, "query", "utxo", f"{digest('tx', '2').hex()}#0").one_line(1)
 
 
 def test_query_works_without_a_daemon_and_on_another_chain(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_query_works_without_a_daemon_and_on_another_chain(tmp_path: Path) -> No
         assert utxod(daemon, "query", "balance", odd, "--json").json()["utxo_count"] == 0
         assert "50 satoshi" in utxod(daemon, "query", "address", script.hex()).out
         daemon.configure(chain={"family": "cardano"})
-        assert "keeps bitcoin/mainnet" in utxod(daemon, "query", "tx", FIRST).one_line(3)
+        assert "is for bitcoin/mainnet" in utxod(daemon, "query", "tx", FIRST).one_line(3)
 
 
 def test_query_on_an_unknown_network(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def drop(daemon: Daemon, table: str) -> None:
 AT_START: dict[str, tuple[Callable[[Daemon], object], str]] = {
     "cut": (lambda d: os.truncate(file(d), file(d).stat().st_size // 2), "was cut off"),
     "cut to nothing": (lambda d: os.truncate(file(d), 0), "cut off"),
-    "zeros in a meta page": (lambda d: overwrite(file(d), PAGE, bytes(PAGE)), "the meta page at byte 4096 is none"),
-    "garbage in a meta page": (lambda d: overwrite(file(d), 16, b"\xa5" * 150), "the meta page at byte 0 is none"),
+    "zeros in a meta page": (lambda d: overwrite(file(d), PAGE, bytes(PAGE)), "the meta page at byte 4096 is not valid"),
+    "garbage in a meta page": (lambda d: overwrite(file(d), 16, b"\xa5" * 150), "the meta page at byte 0 is not valid"),
     "a map beyond all memory": (
         lambda d: overwrite(file(d), PAGE + 16 + 16, struct.pack("=Q", 1 << 62)),
         "in a map of 4611686018427387904 bytes",
@@ -526,7 +526,7 @@ def test_an_unreadable_row_is_one_line(store: Daemon, kind: str) -> None:
         told = CliRunner().invoke(main, words)
         assert told.exit_code == 3, (command, told.output)
         assert isinstance(told.exception, SystemExit), told.exception
-        assert re.fullmatch("Error: .*(`utxod verify`|keeps .*)\n", told.stderr), told.stderr
+        assert re.fullmatch("Error: .*(`utxod verify`|this store is for .*)\n", told.stderr), told.stderr
     told = CliRunner().invoke(main, ["verify", "--quick", "--config", str(store.config)])
     assert told.exit_code == 3 and isinstance(told.exception, SystemExit), told
 

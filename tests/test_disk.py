@@ -93,7 +93,7 @@ def test_another_kind_of_store_is_refused(tmp_path: Path, kind: str) -> None:
 def test_another_chain_is_refused(tmp_path: Path) -> None:
     with open_chain(tmp_path, chain="cardano/preview"):
         pass
-    why = "keeps cardano/preview, the configuration says cardano/mainnet"
+    why = "for cardano/preview, but the configuration is for cardano/mainnet"
     with pytest.raises(WrongFormat, match=why), open_chain(tmp_path, chain="cardano/mainnet"):
         pass
     with open_chain(tmp_path, chain="cardano/preview") as chain, chain.store.disk.read() as txn:

@@ -76,7 +76,7 @@ def test_a_daemon_of_another_chain_is_reported(tmp_path: Path) -> None:
         daemon.configure(chain={"family": "bitcoin", "network": "regtest"})
         code, found = examined(daemon)
         assert code == 1 and "cardano/mainnet" in found["socket"]["detail"] and "--config" in found["socket"]["advice"]
-        assert "keeps cardano/mainnet" in found["store"]["detail"]
+        assert "is for cardano/mainnet" in found["store"]["detail"]
 
 
 @pytest.mark.parametrize("url", ["http://u:secret@127.0.0.1:{port}", "ws://127.0.0.1:{port}"])
@@ -171,7 +171,7 @@ def test_the_starter_is_the_template_with_values(tmp_path: Path) -> None:
 
 def test_init_asks_on_a_terminal(tmp_path: Path) -> None:
     answers = b"cardano\npreview\n" + str(tmp_path / "data").encode() + b"\nws://127.0.0.1:1337\n"
-    text = on_a_terminal("init", "utxod.toml", answers=answers, enough=b"To go on", cwd=tmp_path)
+    text = on_a_terminal("init", "utxod.toml", answers=answers, enough=b"Next steps", cwd=tmp_path)
     assert all(question in text for question in ("Family", "Network", "Data folder", "Node"))
     config = load(tmp_path / "utxod.toml", {})
     assert (config.chain.network, str(config.upstream.ogmios)) == ("preview", "ws://127.0.0.1:1337")

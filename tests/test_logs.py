@@ -333,7 +333,7 @@ def test_the_reason_of_a_failed_start_is_json(tmp_path: Path) -> None:
         daemon.configure(chain={"network": 'y "z"'})
         done = daemon.run("run")
         assert (done.returncode, done.stdout) == (3, b"")
-        assert 'keeps cardano/x, the configuration says cardano/y "z"' in reason(done)
+        assert 'for cardano/x, but the configuration is for cardano/y "z"' in reason(done)
         (tmp_path / "utxod.toml").write_text("[log]\nlevel = 3\n[utxo]\nprune_dept = 1\n")
         for command in ("run", "serve"):
             done = daemon.run(command)

@@ -94,7 +94,7 @@ def test_the_step_that_fails_is_named(service: Asked, tmp_path: Path) -> None:
     for step, fields in wrong.items():
         file.write_text(json.dumps(proof | fields))
         done = utxod("verify-proof", file)
-        assert done.returncode == 3 and f"proves nothing: {step}: " in done.stderr.decode(), done.stderr
+        assert done.returncode == 3 and f"is not a valid proof: {step}: " in done.stderr.decode(), done.stderr
     file.write_text(json.dumps(proof))
     done = utxod("verify-proof", file, "--root", "00" * 32)
     assert done.returncode == 3 and f"it is {proof['root']}, not {'00' * 32}" in done.stderr.decode()
@@ -106,12 +106,12 @@ def test_the_step_that_fails_is_named(service: Asked, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", b"is no proof: Input data was truncated"),
+        ("{", b"is not a proof: Input data was truncated"),
         ("{}", b"missing required field `height`"),
         ('{"leaf": -1}', b"$.leaf"),
         ('{"path": ["ab"]}', b"$.path[0]"),
         ('{"rooot": "ab"}', b"unknown field `rooot`"),
-        ("\udcff", b"is no proof"),
+        ("\udcff", b"is not a proof"),
     ],
 )
 def test_malformed_proofs_are_refused(text: str, words: bytes, tmp_path: Path) -> None:

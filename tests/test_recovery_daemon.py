@@ -189,7 +189,7 @@ def test_a_node_is_asked_too_and_its_circuit_is_seen(folder: Path) -> None:
             until(lambda: node_circuit(daemon), "open")
             row = json.loads(said(daemon, "show", digest("tx", "unknown").hex(), "--json"))
             assert (row["status"], row["attempts"], row["history"]) == ("pending", 0, [])
-            assert "Loading block index" in row["last_error"] or "not asked for a while" in row["last_error"]
+            assert "Loading block index" in row["last_error"] or "not queried for some time" in row["last_error"]
             there.says = None
             until(lambda: node_circuit(daemon), "closed")
 

@@ -79,10 +79,7 @@ def datum(config: Config, text: str, *, as_json: bool) -> None:
     with querying(config) as shot:
         found = find_datum(shot, digest)
     if found is None:
-        raise Exit(
-            f"no datum with the hash {digest.hex()} is available: no block contained it yet, or it is no longer kept",
-            FAILED,
-        )
+        raise Exit(f"no datum with the hash {digest.hex()} is available: not in a block yet, or not kept", FAILED)
     if as_json:
         print_json(Datum(digest.hex(), found.hex()))
         return
@@ -224,9 +221,7 @@ def txid_of(text: str) -> bytes:
 
 def _index(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= _MOST_INDEX):
-        raise Exit(
-            f"{text!r} is not an output index: write TXID#INDEX, with an index from 0 to {_MOST_INDEX}", WRONG_USE
-        )
+        raise Exit(f"{text!r} is not an output index: expected TXID#INDEX, from 0 to {_MOST_INDEX}", WRONG_USE)
     return int(text)
 
 

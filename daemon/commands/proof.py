@@ -30,7 +30,7 @@ def verify(path: Path, root: str | None) -> None:
     except OSError as error:
         raise Exit(f"{name}: {error.strerror or error}", WRONG_USE) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Exit(f"{name} is no proof: {error}", WRONG_USE) from error
+        raise Exit(f"{name} is not a proof: {error}", WRONG_USE) from error
     try:
         check(proof, root)
     except Contradiction as wrong:

@@ -146,9 +146,7 @@ class PostgresStorage(Storage):
             await connection.execute(f"CREATE TABLE IF NOT EXISTS {versions} (version integer NOT NULL)")
             version = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {versions}")
             if version > VERSION:
-                raise WrongFormat(
-                    f"the database has the recovery schema {version}, but this version supports {VERSION}"
-                )
+                raise WrongFormat(f"the database has the recovery schema {version}, this version supports {VERSION}")
             for statements in sql.MIGRATIONS[version:]:
                 for statement in statements:
                     await connection.execute(worded(statement, self._table)[0])

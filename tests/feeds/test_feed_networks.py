@@ -88,7 +88,7 @@ def test_a_daemon_that_changes_its_network_is_refused(tmp_path: Path) -> None:
     link = Link(tmp_path / "s", chain=ChainName("cardano", "preview"), patience_s=5)
     with (
         fake_daemon(tmp_path / "s", (PREVIEW, []), (PREVIEW | {"network": "mainnet"}, [])),
-        pytest.raises(FeedError, match="the daemon keeps cardano/mainnet, this is a feed of cardano/preview"),
+        pytest.raises(FeedError, match="the daemon keeps cardano/mainnet, this feed sends cardano/preview"),
     ):
         anyio.run(feed_link, link, BlockPersisted(height=1))
 
