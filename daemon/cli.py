@@ -117,8 +117,8 @@ def tail(
     """Follow what the daemon commits: BlockCommitted, RolledBack, Pruned, TxStatusChanged.
 
     Runs until it is interrupted. While no daemon answers, it waits, and then resumes after the last fact that it
-    printed. With --from it begins with earlier facts that the change log still has. With --log FILE it follows the daemon's log
-    through rotations (`-` is standard input); the events are then those of the log, such as blocks_committed.
+    printed. With --from it begins with earlier facts that the change log still has. With --log FILE it follows the
+    daemon's log through rotations (`-` is standard input); events are then those of the log, as blocks_committed.
     """
     from daemon.commands.tail import Printer, follow_daemon, follow_log
 

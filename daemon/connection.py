@@ -221,8 +221,7 @@ class Connection:
         """Return whether only the feeder may send this message; refuse what this client may not send at all."""
         is_operator = self.uid in self._hub.admins
         if kind in OPERATOR and not is_operator:
-            why = f"{kind} is accepted only from operators"
-            raise Refused("not_permitted", f"{why}; uid {self.uid} is not an operator (socket.admin_uids)")
+            raise Refused("not_permitted", f"{kind} is for operators; uid {self.uid} is not one (socket.admin_uids)")
         if kind in wire.MESSAGES and not self._hub.bus.has_consumer(kind):
             raise Refused("unavailable", f"{kind} cannot be applied: its store is not enabled in this daemon")
         return kind in CHAIN or (kind in REPORTS and not is_operator)

@@ -134,7 +134,10 @@ def drop(daemon: Daemon, table: str) -> None:
 AT_START: dict[str, tuple[Callable[[Daemon], object], str]] = {
     "cut": (lambda d: os.truncate(file(d), file(d).stat().st_size // 2), "was cut off"),
     "cut to nothing": (lambda d: os.truncate(file(d), 0), "cut off"),
-    "zeros in a meta page": (lambda d: overwrite(file(d), PAGE, bytes(PAGE)), "the meta page at byte 4096 is not valid"),
+    "zeros in a meta page": (
+        lambda d: overwrite(file(d), PAGE, bytes(PAGE)),
+        "the meta page at byte 4096 is not valid",
+    ),
     "garbage in a meta page": (lambda d: overwrite(file(d), 16, b"\xa5" * 150), "the meta page at byte 0 is not valid"),
     "a map beyond all memory": (
         lambda d: overwrite(file(d), PAGE + 16 + 16, struct.pack("=Q", 1 << 62)),

@@ -137,7 +137,7 @@ def test_tail_continues_after_a_restart(folder: Path) -> None:
             following.notice("the tip is at height 4")
             assert [sequence(earlier.line()) for _ in range(3)] == [2, 3, 4]
             daemon.kill()
-            following.notice("is away")
+            following.notice("no connection to the daemon")
             daemon.start()
             with daemon.client() as client:
                 client.feed(blocks[4:6])

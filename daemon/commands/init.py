@@ -43,9 +43,9 @@ def init(
 ) -> None:
     """Write a configuration for a chain and its node to FILE.
 
-    On a terminal it prompts for values that are not given as options. Otherwise --family is required, and the other values
-    have defaults. FILE is by default /etc/utxod/utxod.toml if it can be written, otherwise utxod.toml. An existing file
-    is never overwritten.
+    On a terminal it prompts for values that are not given as options. Otherwise --family is required, and the other
+    values have defaults. FILE is by default /etc/utxod/utxod.toml if it can be written, otherwise utxod.toml. An
+    existing file is never overwritten.
     """
     file = file or (DEFAULT_FILE if os.access(DEFAULT_FILE.parent, os.W_OK) else Path("utxod.toml"))
     if file.exists():
