@@ -271,7 +271,9 @@ class _Steps:
     def _check(self, world: World) -> None:
         terms, height = self._terms, self._cycle.job.height
         if monotonic() - self._started > terms.settings.job_timeout:
-            raise Interrupted(f"pruner.job_timeout ({terms.settings.job_timeout:g}s) has passed: the next cycle continues")
+            raise Interrupted(
+                f"pruner.job_timeout ({terms.settings.job_timeout:g}s) has passed: the next cycle continues"
+            )
         if world.tip < height:
             raise Interrupted(f"blocks were rolled back to {world.tip}: the next cycle continues")
         if (reason := held_back(world, height, terms.unmined_retention)) is not None:
