@@ -170,12 +170,12 @@ class TxView:
     def counted(self, tx: ChainTx) -> tuple[Record, dict[int, bytes]]:
         """Return the whole record that a transaction of the chain would have, and its slots.
 
-        `delete_at` is when a record of its own would go: so long after the last spend in a block.
+        `delete_at` is the height at which a record would be deleted, if blocks have spent all outputs.
         """
         record, (slots, last) = self.chain.record(self.txn, tx), self.chain.slots(self.txn, tx)
-        slots.update((index, row) for index, row in self._claims_on_chain(tx.txid).items() if index in slots)
-        count(record, slots)
-        if slots and record.all_spent and last is not None:
+        claims = {index: row for index, row in self._claims_on_chain(tx.txid).items() if index in slots}
+        count(record, slots := slots | claims)
+        if slots and record.all_spent and last is not None and not claims:
             record.delete_at = last + self.rules.retention
         return record, slots
 

@@ -369,6 +369,17 @@ def test_a_transaction_that_was_spent_long_ago_is_gone() -> None:
         assert asking.get(path("p"))["status"] == "mined"
 
 
+def test_a_transaction_is_found_while_a_submission_claims_its_last_output() -> None:
+    """However long ago blocks have spent the other ones: it has no record that the pruner could keep."""
+    last = block(FIRST, tx("some", output("s0"), spends=[at("p"), at("p", 1)]))
+    with short_folder() as folder, asked(folder, **SOON) as asking:
+        one_by_one(asking, FIRST, last)
+        asking.feed(*empty(last, 6))
+        one_by_one(asking, submit(tx("waits", output("w0"), spends=[at("p", 3)])))
+        found = asking.get(path("p"))
+        assert (found["has_record"], found["spent_utxos"], found["delete_at_height"]) == (False, 3, None)
+
+
 def test_nothing_is_deleted_while_the_node_reorganises() -> None:
     waits = tx("waits", output("w0"), spends=[at("q")], raw=b"raw")
     age = {"transactions": SOON["transactions"] | {"max_pending_age": "1s"}}
