@@ -195,7 +195,7 @@ def test_a_node_is_asked_too_and_its_circuit_is_seen(folder: Path) -> None:
 
 
 def test_what_is_discarded_claims_nothing(folder: Path) -> None:
-    """Another transaction may spend its inputs; what builds on it goes too, and subscribers hear why."""
+    """Others may spend its inputs; what builds on it goes too, and subscribers hear why. A frozen one stays."""
     shared = {"ttl": "1h", "scan_interval": "200ms"}
     with running(folder, recovery=shared) as daemon, daemon.client() as client:
         listener = daemon.client()
@@ -224,6 +224,10 @@ def test_what_is_discarded_claims_nothing(folder: Path) -> None:
         while client.ask({"type": "TxSubmitted", "tx": pay("third", 0)}).get("status") != "accepted":
             assert monotonic() < give_up
             sleep(0.1)
+        assert client.ask({"type": "OutputsFrozen", "outpoints": [at("other")]})["status"] == "accepted"
+        said(daemon, "discard", digest("tx", "other").hex())
+        until(lambda: "discard_refused" in daemon.events(), True)
+        assert client.ask({"type": "TxSubmitted", "tx": pay("late", 1)})["type"] == "Error"
         assert daemon.term() == 0
         daemon.assert_sound()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
@@ -96,8 +95,10 @@ async def withdraw_discarded(
     """
 
     def step(txid: bytes, view: TxView) -> None:
-        with suppress(TxFault):  # what has to stay does
+        try:
             withdraw(view, tx_blocks, [txid], "operator")
+        except TxFault as fault:
+            log.info("discard_refused", txid=txid.hex(), code=fault.code, why=str(fault))
 
     while txids := await storage.withdrawals(store, _WITHDRAWN):
         for txid in txids:
