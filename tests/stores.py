@@ -21,7 +21,7 @@ import storage.history.view
 from handlers import new_records, spending
 from handlers.claims import spend
 from handlers.events import OutPoint, Tx
-from handlers.spending import Rules, TxFault
+from handlers.spending import Mined, Rules, TxFault
 from handlers.transactions import PLACEHOLDER, Transactions, TxView, show
 from storage.blobs import Blobs, Files
 from storage.disk import Disk, Txn
@@ -184,8 +184,20 @@ def create(view: TxView, tx: Tx, height: int, **about: Any) -> None:
     """Create the record of a transaction that fits one page, whatever it spends."""
     if new_records.known(view, tx):
         raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} exists")
-    record = new_records.draft(view.rules, tx, height, **about)
-    new_records.put_page(view, tx, record, 0)
+    new_records.put_page(view, tx, draft(view.rules, tx, height, **about), 0)
+
+
+def draft(
+    rules: Rules, tx: Tx, height: int, *, mined: Sequence[Mined] = (), created_at: int | None = None, **about: Any
+) -> Record:
+    """Return the record of a transaction that may be in blocks already."""
+    record = new_records.draft(rules, tx, height, **about)
+    record.created_at = record.created_at if created_at is None else created_at
+    if mined:
+        record.born = record.unmined_since = None
+        record.block_ids, record.main_ids = [at.block_id for at in mined], [at.block_id for at in mined]
+        record.block_heights, record.subtree_idxs = [at.height for at in mined], [at.subtree for at in mined]
+    return record
 
 
 def submit(view: TxView, tx: Tx, *, locked: bool = False) -> bool:

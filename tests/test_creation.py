@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import pytest
 from conformance.transactions_subject import Subject
 from conformance.words import Op
+from stores import draft
 
-from handlers import new_records, tx_startup
+from handlers import tx_startup
 from handlers.claims import spend
 from handlers.creation import Creation, lock_ttl
 from handlers.events import Error, TxSubmitted
@@ -282,8 +283,8 @@ def test_removing_it_is_interrupted(number: int, kind: str, subject: Subject, be
 
 def creation(subject: Subject, later_s: float = 0.0) -> Creation:
     tx, transactions = subject.words.tx(LARGE), subject.daemon.transactions
-    draft = new_records.draft(transactions.rules, tx, 5, created_at=5)
-    return Creation(transactions, tx, draft, clock=lambda: time() + later_s)
+    record = draft(transactions.rules, tx, 5, created_at=5)
+    return Creation(transactions, tx, record, clock=lambda: time() + later_s)
 
 
 def writer(subject: Subject) -> Callable[..., Any]:

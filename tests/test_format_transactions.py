@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from chains import TABLES
 from msgspec.structs import replace
-from stores import create, open_store, open_transactions, write
+from stores import create, draft, open_store, open_transactions, write
 
 from handlers import new_records, states
 from handlers.bodies import body
@@ -57,9 +57,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
         write(real, lambda view: states.preserve(view, small.txid, 0x01020304))
         large = tx(LARGE, [1, 2, 3], (OTHER, 9))
         at = Mined(901, 299, 4)
-        draft = new_records.draft(real.rules, large, 0, mined=[at], conflicting=True, created_at=1)
+        record = draft(real.rules, large, 0, mined=[at], conflicting=True, created_at=1)
         for page in (0, 1):
-            write(real, lambda view, page=page: new_records.put_page(view, large, draft, page, creating=page == 1))  # type: ignore[misc]
+            write(real, lambda view, page=page: new_records.put_page(view, large, record, page, creating=page == 1))  # type: ignore[misc]
         child = bytes.fromhex(CHILD)
         write(real, lambda view: spend(view, child, [(large.txid, 0)], 305, ignore_conflicting=True))
         write(real, lambda view: view.rows.put_claim(chained.txid, 0, 1, claim(child, 258)))

@@ -16,7 +16,7 @@ import pytest
 from chains import at, back_to, block, output, tx, txid
 from daemons import Message, home
 from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, LocalStore, live, open_local_store, pay, terms_of
-from stores import create
+from stores import create, draft
 from structlog.testing import capture_logs
 
 from config.checks import problems, unmined_retention
@@ -207,7 +207,7 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
 
     def make(view: TxView) -> None:
         large = pay("large", outs=7)
-        record = new_records.draft(local.transactions.rules, large, 1, mined=[Mined(1, 1)])
+        record = draft(local.transactions.rules, large, 1, mined=[Mined(1, 1)])
         for number in range(record.pages + 1):
             new_records.put_page(view, large, record, number)
 

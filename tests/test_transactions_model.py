@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from stores import ALL_TABLES, OnDisk, create, open_store, open_transactions, submit, write
+from stores import ALL_TABLES, OnDisk, create, draft, open_store, open_transactions, submit, write
 
 from config.settings import Pruner
-from handlers import conflicts, new_records, states, tx_startup
+from handlers import conflicts, states, tx_startup
 from handlers.claims import spend
 from handlers.creation import Creation
 from handlers.deletion import Deletion
@@ -318,8 +318,8 @@ class Scenario(RuleBasedStateMachine):
         before = self.told.get(tx.txid)
         self.now += 1000
         transactions = self.real
-        draft = new_records.draft(transactions.rules, tx, self.height, created_at=self.made)
-        creation = Creation(transactions, tx, draft, clock=lambda: self.now)
+        record = draft(transactions.rules, tx, self.height, created_at=self.made)
+        creation = Creation(transactions, tx, record, clock=lambda: self.now)
         commits: list[str] = []
 
         async def write_step(step: Callable[[TxView], _T]) -> _T:
