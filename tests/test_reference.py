@@ -107,8 +107,11 @@ def without(message: Message, *names: str) -> Message:
 def said(parsed: ast.Module) -> set[str]:
     """Return the codes with which a module of the socket's side says no."""
     calls = [node for node in ast.walk(parsed) if isinstance(node, ast.Call)]
-    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in SAYING_NO and call.args]
-    return {call.args[0].value for call in named if isinstance(call.args[0], ast.Constant)}  # type: ignore[misc]
+    given = [
+        call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id in SAYING_NO and call.args
+    ]
+    chosen = [each for code in given for each in ((code.body, code.orelse) if isinstance(code, ast.IfExp) else (code,))]
+    return {code.value for code in chosen if isinstance(code, ast.Constant)}  # type: ignore[misc]
 
 
 def test_every_code_has_a_meaning() -> None:
