@@ -356,7 +356,7 @@ class Scenario(RuleBasedStateMachine):
             MET.add("created large")
         if "begin" in done:
             assert refused is None
-        if "remove" in done and draft.pages + 1 == commits.count("remove"):
+        if "remove" in done and record.pages + 1 == commits.count("remove"):
             assert late
             del self.told[tx.txid]
         if "clear_master" in done:
