@@ -43,7 +43,7 @@ def _generation(ghosts: Ghosts, txn: Txn, generation: Generation) -> Iterator[st
                 yield f"{name}: the index of its {_KINDS[kind]} does not have number {number}"
         left += int(ghosts.live(txn, records["number"]).sum())
     for kind, count in zip((BY_ID, BY_PARENT), counts, strict=True):
-        entries, ordered = ghosts.index_size(txn, generation, kind)
+        entries, ordered = ghosts.index.size(txn, generation.part(kind))
         if entries != count:
             yield f"{name}: the index of its {_KINDS[kind]} has {entries} entries for {count}"
         if not ordered:
@@ -59,7 +59,7 @@ def _unlisted(
     ghosts: Ghosts, txn: Txn, generation: Generation, kind: int, prefixes: Words, numbers: Numbers
 ) -> Numbers:
     order = np.argsort(prefixes, kind="stable")
-    places, entries = ghosts.entries(txn, generation, kind, prefixes[order])
+    places, entries = ghosts.index.find(txn, generation.part(kind), prefixes[order])
     listed: Records = entries["number"][entries["number"] == numbers[order][places]]
     lost: Numbers = np.setdiff1d(numbers, listed)
     return lost

@@ -75,7 +75,7 @@ class Ghosts:
         self._read: tuple[bytes, list[Generation]] = b"", []
         self._none_in: Txn | None = None  # the transaction that was last found to have no ghosts
         self._reads: _Reads | None = None
-        self._meta, self._live, self._index = tables[META], tables[LIVE], GhostIndex(tables[INDEX])
+        self._meta, self._live, self.index = tables[META], tables[LIVE], GhostIndex(tables[INDEX])
         self._tables = [tables[name] for name in TABLES]
         self._tx, self._output, self._spend = tables[TX], tables[OUTPUT], tables[SPEND]
 
@@ -132,8 +132,8 @@ class Ghosts:
         Values(self._tx, GHOST_TX, heap=False).append(txn, txs)
         Values(self._output, OUTPUT_RECORD, heap=True).append(txn, outputs, gone.heap)
         Values(self._spend, GHOST_SPEND, heap=False).append(txn, spends)
-        self._index.put(txn, (number, made_at, BY_ID), txs["id"][:, 0], np.zeros(len(txs), np.int64), txs["number"])
-        self._index.put(txn, (number, made_at, BY_PARENT), spends["parent"][:, 0], spends["index"], spends["number"])
+        self.index.put(txn, (number, made_at, BY_ID), txs["id"][:, 0], np.zeros(len(txs), np.int64), txs["number"])
+        self.index.put(txn, (number, made_at, BY_PARENT), spends["parent"][:, 0], spends["index"], spends["number"])
         set_stored(txn, self._live, txs["number"], to=True)
         blocks = [Block(height, block_first + shift) for height, block_first in gone.blocks]
         rows = [(keys.u32(number) + keys.u32(n), seal_row(block)) for n, block in enumerate(blocks)]
@@ -183,7 +183,7 @@ class Ghosts:
     def _delete(self, txn: Txn, gone: Generation) -> None:
         front = keys.u32(gone.number)
         delete_from(txn, self._meta, front, lambda key: key.startswith(front) and len(key) == 8)
-        self._index.delete(txn, gone.number)
+        self.index.delete(txn, gone.number)
         for table, first, end in (
             (self._tx, gone.first, gone.end),
             (self._output, gone.first, gone.end),
@@ -203,7 +203,7 @@ class Ghosts:
         """Return the numbers of the ghosts that have these ids, -1 where there is none."""
         found, order = np.full(len(ids), -1, np.int64), stable_order(ids[:, 0])
         for generation in self.generations(txn):
-            places, entries = self._index.find(txn, generation.part(BY_ID), ids[order, 0])
+            places, entries = self.index.find(txn, generation.part(BY_ID), ids[order, 0])
             lives = self._at(txn).bits.has(entries["number"])
             places, numbers = order[places[lives]], entries["number"][lives]
             by_number = stable_order(numbers)
@@ -219,7 +219,7 @@ class Ghosts:
         order = stable_order(parents[:, 0])
         places, found = [np.empty(0, np.int64)], [np.empty(0, GHOST_SPEND)]
         for generation in self.generations(txn):
-            some, entries = self._index.find(txn, generation.part(BY_PARENT), parents[order, 0], indexes[order])
+            some, entries = self.index.find(txn, generation.part(BY_PARENT), parents[order, 0], indexes[order])
             at, spends = order[some], self._spends(txn, entries["number"])
             same = same_rows(spends["parent"], parents.take(at, axis=0))
             at, spends = at[same], spends.compress(same)
@@ -270,8 +270,8 @@ class Ghosts:
         prefix, found = int.from_bytes(txid[:8], "little"), list[tuple[Generation, int]]()
         for generation in self.generations(txn):
             size = generation.end - generation.first + generation.end_spend - generation.first_spend
-            if self._index.may_have(txn, generation.part(kind), size, prefix):
-                numbers = self._index.numbers(txn, generation.part(kind), prefix, index)
+            if self.index.may_have(txn, generation.part(kind), size, prefix):
+                numbers = self.index.numbers(txn, generation.part(kind), prefix, index)
                 found += [(generation, number) for number in numbers]
         return found
 
@@ -359,14 +359,6 @@ class Ghosts:
     def bits(self, txn: Txn) -> int:
         """Return how many numbers are marked as ghosts."""
         return sum(int.from_bytes(open_chunk(key, value)).bit_count() for key, value in txn.cursor(self._live))
-
-    def entries(self, txn: Txn, generation: Generation, kind: int, prefixes: Words) -> tuple[Numbers, Records]:
-        """Return the entries of ascending prefixes: the places of these, and the entries."""
-        return self._index.find(txn, generation.part(kind), prefixes)
-
-    def index_size(self, txn: Txn, generation: Generation, kind: int) -> tuple[int, bool]:
-        """Return how many entries the index has of a generation, and whether they are in order."""
-        return self._index.size(txn, generation.part(kind))
 
     def txids(self, txn: Txn) -> list[bytes]:
         """Return the ids of all ghosts, in order."""

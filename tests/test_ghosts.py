@@ -304,7 +304,7 @@ def test_a_wrong_count_is_found(local: LocalStore) -> None:
     ghosts = local.transactions.pool.ghosts
     with local.disk.read() as txn:
         number = int(ghosts.find_many(txn, words(txid("a")))[0])
-        assert ghosts.index_size(txn, ghosts.generations(txn)[0], BY_ID) == (4, True)
+        assert ghosts.index.size(txn, ghosts.generations(txn)[0].part(BY_ID)) == (4, True)
     local.disk.write(lambda txn: set_stored(txn, local.disk.tables[LIVE], np.array([number]), to=False))
     found = audit(local.transactions).findings
     assert "generation 0 of the ghosts has 3 ghosts, it says 4" in found
