@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import msgspec
 
@@ -59,6 +59,8 @@ class Tar:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:  # else there is no end: what was written is no whole archive
             self._tar.close()
+        else:
+            cast("Any", self._tar.fileobj).fileobj = io.BytesIO()  # it writes its buffer when it is freed
 
 
 class _Reader(io.RawIOBase):

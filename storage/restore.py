@@ -63,6 +63,8 @@ def restore(
             manifest = _from_tar(source, restoring, advance)
             precheck(restoring / "lmdb", tables)
             _accept(restoring / "lmdb", tables, walk=walk)
+            if manifest.blob_store.startswith("file:"):
+                make_folder(restoring / BLOBS)  # also without blobs: a missing folder is a disk that is not mounted
             _give_to_owner(data_dir, restoring)
         except BaseException:
             shutil.rmtree(restoring, ignore_errors=True)

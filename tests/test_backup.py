@@ -95,6 +95,21 @@ def test_a_restored_store_is_the_same_and_feeding_continues(source: Daemon, save
         daemon.assert_sound()
 
 
+def test_a_restored_store_without_blobs_can_be_backed_up_before_its_daemon_starts(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon:
+        assert daemon.run("backup", tmp_path / "first").returncode == 0
+    shutil.rmtree(tmp_path / "data")
+    with restored(tmp_path / "first", tmp_path) as daemon:
+        done = daemon.run("backup", tmp_path / "second")
+        assert (done.returncode, done.stderr) == (0, b"")
+        (tmp_path / "data" / "blobs").rmdir()
+        for target in (tmp_path / "third", "-"):  # in an interpreter of its own, which has to end without a traceback
+            done = utxod("--config", daemon.config, "backup", target, PYTHONDONTWRITEBYTECODE="1")
+            assert done.returncode == 1 and done.stderr.decode().splitlines() == [
+                f"Error: {tmp_path}/data/blobs: the blob store failed: No such file or directory"
+            ]
+
+
 def test_a_backup_made_while_blocks_come_is_of_one_block(tmp_path: Path) -> None:
     """Each backup made next to a feeder is a sound store with the set of its tip, and can be fed to the end."""
     (tmp_path / "live").mkdir()

@@ -432,6 +432,9 @@ def test_query_tx_of_an_unmined_transaction(tmp_path: Path) -> None:
         for word in ("in no block of the chain", "unmined", f"{FIRST}#3", "frozen", "spendable from 1,001"):
             assert word in words
         assert "unmined since height" in words and "partial" not in words
+        parent = utxod(daemon, "query", "tx", FIRST).out
+        assert re.search(rf"^ +3  claimed +{digest('tx', 'w').hex()} input 0", parent, re.MULTILINE)
+        assert "30, 1 of them spent or claimed" in parent
         report = utxod(daemon, "status", "--json").json()
         assert (report["unmined"], report["blobs"]) == (1, 1)
         assert "1 in no block (1 waiting, 0 conflicting), 1 blob in file:blobs" in utxod(daemon, "status").out

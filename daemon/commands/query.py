@@ -214,9 +214,10 @@ def tx(context: click.Context, txid: str, count: int, page: int, as_json: bool) 
     """Show transaction TXID, its block, its inputs, and the state of its outputs.
 
     The first part has its fields, without those that have no value; --json prints all. The second part has a line for
-    each output: the state (unspent, spent, frozen, or none for an unspendable output), the input that spends or claims
-    it, and the amount and owner while the UTXO store keeps the output. Without the transaction store
-    (transactions.enabled) the command lists the outputs in the UTXO store and exits with 1.
+    each output: the state (unspent, claimed by an unmined transaction, spent, frozen, or none for an unspendable
+    output), the input that spends or claims it, and the amount and owner while the UTXO store keeps the output.
+    Without the transaction store (transactions.enabled) the command lists the outputs in the UTXO store and exits
+    with 1.
     """
     from daemon.commands import tx
 

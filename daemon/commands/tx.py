@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from rich.table import Table
 
 from config.settings import Config
@@ -127,7 +127,7 @@ def _fields(answer: Answer) -> Table:
             table.add_row(label, readable(value))
     if record.block_heights != ([] if answer.block is None else [answer.block.height]):  # reported by TxMined
         table.add_row("in blocks of height", readable(record.block_heights))
-    spent = "" if record.spent_utxos is None else f", {record.spent_utxos:,} of them spent"
+    spent = "" if record.spent_utxos is None else f", {record.spent_utxos:,} of them spent or claimed"
     table.add_row("outputs", f"{record.total_utxos:,}{spent}")
     return table
 
@@ -143,8 +143,11 @@ def _slots(answer: Answer) -> Table:
     utxos = {utxo.output_index: utxo for utxo in answer.utxos}
     for slot in answer.slots:
         spender = "" if slot.spending_tx_hash is None else f"{slot.spending_tx_hash} input {slot.spending_input_index}"
-        state = slot.status if slot.spendable_in is None else f"{slot.status}, spendable from {slot.spendable_in:,}"
         utxo = utxos.get(slot.output_index)
+        claimed = slot.status == "spent" and utxo is not None and utxo.spent_tx_hash is UNSET
+        state = "claimed" if claimed else str(slot.status)
+        if slot.spendable_in is not None:
+            state += f", spendable from {slot.spendable_in:,}"
         amount = "" if utxo is None else f"{utxo.lovelace_amount:,} {utxo.amounts[0].unit}"
         table.add_row(str(slot.output_index), state, spender, amount, "" if utxo is None else utxo.owner_addr)
     return table
