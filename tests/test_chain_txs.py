@@ -267,6 +267,36 @@ def test_an_output_claimed_again_is_not_counted_twice(local: LocalStore, recorde
     assert (record.recorded, record.spent) == (3, 3)
 
 
+def test_a_released_claim_gives_an_output_back_to_its_spender_in_the_chain(local: LocalStore) -> None:
+    def work(view: TxView) -> None:
+        view.need(txid("fund"))
+        held = view.get(txid("fund"))
+        assert held is not None and held.chain_tx is None
+        view.claim(held, 3, claim(txid("other"), 0))
+        view.release(at("fund", 3), claim(txid("other"), 0))
+
+    local.write(work)
+    assert local.look(at("fund", 3)).spender == (txid("spender"), 0)
+    assert local.record("fund").spent == 1
+
+
+def test_a_block_cannot_spend_again_what_a_mined_transaction_has_spent(local: LocalStore) -> None:
+    """The chain has neither of them any more, or never had: only their records say that they are mined."""
+
+    def work(view: TxView) -> None:
+        submit(view, tx("parent", PAY))
+        submit(view, child("child", at("parent")))
+        for name in ("parent", "child"):
+            states.set_mined(view, txid(name), Mined(60, 1))
+
+    local.write(work)
+    assert local.chain.tx_blocks is not None
+    local.chain.tx_blocks.settle()
+    feed(local.chain, block(SECOND, tx("late", PAY, spends=[at("parent")])))
+    assert local.look(at("parent")).spender == (txid("child"), 0)
+    assert (local.record("child").mined, local.record("child").conflicting) == (True, False)
+
+
 @pytest.mark.parametrize("mined", [True, False])
 def test_a_submission_and_its_block_in_one_commit(local: LocalStore, mined: bool) -> None:
     """The block has the submission, or another transaction that spends the same output; both come as bytes."""

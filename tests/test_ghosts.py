@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from chains import Branches, at, back_to, block, feed, output, tx, txid
+from chains import Branches, at, back_to, block, failed, feed, output, tx, txid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inconsistent_messages import INLINE, LARGE, MATURITY, RETENTION, WINDOW, World
@@ -27,7 +27,7 @@ from handlers import conflicts
 from handlers.audit import Audited, audit
 from handlers.bodies import body
 from handlers.causes import BlockRolledBack, InBlock
-from handlers.events import Fact, Inbound, TxConflicting, TxStatusChanged
+from handlers.events import Fact, Inbound, Tx, TxConflicting, TxStatusChanged
 from handlers.spending import Rules
 from storage.disk import Disk, Txn
 from storage.ghost_index import BY_ID, BY_PARENT
@@ -76,18 +76,20 @@ class Twin:
             if self.with_rows:
                 self.local.write(lambda view: [view.touch(txid) for txid in self.store.ghosts.txids(view.txn)])
                 assert self.ghosts() == 0
+                assert self.local.chain.tx_blocks is not None
+                self.local.chain.tx_blocks.settle()
         return sender.said(), facts
 
     def ghosts(self) -> int:
         with self.local.disk.read() as txn:
             return self.store.ghosts.count(txn)
 
-    def answers(self, world: World) -> dict[str, object]:
-        """Return what is said of every transaction that was ever told, and of its outputs."""
+    def answers(self, names: Iterable[bytes]) -> dict[str, object]:
+        """Return what is said of transactions, and of their outputs."""
         found = dict[str, object]()
         with self.local.disk.read() as txn:
             view = self.local.transactions.view(txn)
-            for name in world.txs:
+            for name in names:
                 held = view.get(name)
                 if held is None:
                     found[name.hex()] = None
@@ -116,7 +118,7 @@ def test_rows_of_ghosts_change_no_answer(tmp_path: Path, lies: bool, seed: int) 
             events, before = list(world.some()), ghost.ghosts()
             assert ghost.tell(events) == written.tell(events)
             if turn % 4 == 3:
-                assert ghost.answers(world) == written.answers(world)
+                assert ghost.answers(world.txs) == written.answers(world.txs)
             MET.meet("ghosts made", ghost.ghosts() > before)
             MET.meet("ghosts ended", ghost.ghosts() < before)
             with ghost.local.disk.read() as txn:
@@ -186,6 +188,31 @@ def test_a_rival_of_a_parent_takes_all_that_builds_on_it(local: LocalStore) -> N
             "d": False,
         }
         assert [txid_ for _, txid_ in store.ghosts.by_height(txn, 0, 10)] == [txid("d")]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        tx("a", output("ann", 8), PAY, spends=[at("coin")]),
+        tx("a", PAY, output("ann", 7, spendable=False), spends=[at("coin")]),
+        tx("a", PAY, spends=[at("coin")]),
+        tx("a", PAY, PAY, spends=[at("coin", 2)]),
+        tx("a", PAY, PAY, spends=[at("coin"), at("coin", 2)]),
+        failed("a", PAY, PAY, spends=[at("coin", 2)], collateral=[at("coin")]),
+    ],
+    ids=["another value", "an unspendable output", "fewer outputs", "another input", "more inputs", "failed"],
+)
+def test_another_content_in_a_block_is_noticed_with_rows_and_without(tmp_path: Path, again: Tx) -> None:
+    """A ghost that a block has again with another content: the same facts, answers and repairs as of a record."""
+    found = []
+    for with_rows in (False, True):
+        with open_local_store(tmp_path / str(with_rows), windows=Windows(20, 20)) as local:
+            twin = Twin(local, with_rows=with_rows)
+            twin.tell([ONE, TWO, THREE])
+            said = twin.tell([back_to(ONE)]), twin.tell([block(ONE, again, salt="again")])
+            assert local.chain.tx_blocks is not None
+            found.append((said, local.chain.tx_blocks.take_repaired(), twin.answers(map(txid, "abcd"))))
+    assert found[0] == found[1]
 
 
 def test_a_generation_ends_with_its_last_ghost(local: LocalStore) -> None:
