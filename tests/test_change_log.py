@@ -352,6 +352,34 @@ class Box:
         return most > 0 and patience_s > 0
 
 
+class Deaf(Box):
+    """An outbox whose client reads one message."""
+
+    async def drained_to(self, most: int, patience_s: float) -> bool:
+        return False
+
+
+def test_a_subscriber_that_takes_nothing_is_not_read_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon.subscribers, "_ROWS", 2)
+    with open_chain(tmp_path) as chain:
+        made = [block(None)]
+        for _ in range(4):  # a row for each commit
+            feed(chain, made[-1])
+            made.append(block(made[-1]))
+        subscribers = Subscribers()
+        subscribers.open(chain.changes, CapacityLimiter(1))
+        for box, heard in ((Box("json", 1), 4), (Deaf("json", 1), 2)):
+            anyio.run(replay, subscribers, box)
+            assert len(box.heard) == heard
+
+
+async def replay(subscribers: Subscribers, box: Box) -> None:
+    """Send an outbox what comes after the last fact that it has heard."""
+    kinds = [kind.__name__ for kind in Fact.__args__]
+    wish, rows = await subscribers.subscribe_from(cast(Any, box), kinds, box.next + len(box.heard))
+    await subscribers.replay(cast(Any, box), wish, rows)
+
+
 class SubscriberScenarios(RuleBasedStateMachine):
     """Any story of blocks, rollbacks, failed commits, pruning and restarts, heard live and from the log."""
 
@@ -455,12 +483,7 @@ class SubscriberScenarios(RuleBasedStateMachine):
             self.publish()
 
     def resume(self, box: Box) -> None:
-        async def replay() -> None:
-            kinds = [kind.__name__ for kind in Fact.__args__]
-            wish, rows = await self.subscribers.subscribe_from(cast(Any, box), kinds, box.next + len(box.heard))
-            await self.subscribers.replay(cast(Any, box), wish, rows)
-
-        anyio.run(replay)
+        anyio.run(replay, self.subscribers, box)
         self.boxes.append(box)
 
     @invariant()
