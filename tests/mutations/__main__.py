@@ -68,7 +68,7 @@ class Tree:
         process = subprocess.Popen(
             [*command, *(f"tests/{test}" for test in tests)],
             cwd=self.root,
-            env=os.environ | {"PYTHONPATH": str(self.root)},
+            env=os.environ | {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": ""},  # to compile once
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
