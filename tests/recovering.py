@@ -31,7 +31,6 @@ from storage.recovery.tables import Storage
 Kind = Literal["sqlite", "postgresql"]
 _TIMES = ("next_attempt_at", "lease_until", "submitted_at", "not_found_since")
 _numbers = itertools.count()
-PATIENCE_S = patience(15)
 
 
 def tx(n: int) -> bytes:
@@ -259,9 +258,9 @@ def manage(storage: Any, handler: Handler, **changes: Any) -> Service:
         return Service(cast("Storage", storage), handler, quick(**changes), leave_s=0.2, **extra)
 
 
-async def until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(within_s):
+async def until(condition: Callable[[], Any], within_s: float = 15.0) -> None:
+    """Wait until something is so, for longer on a machine that has more to do."""
+    async with asyncio.timeout(patience(within_s)):
         while True:
             holds = condition()
             if asyncio.iscoroutine(holds):

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Thread
 
 from daemons import Client, Daemon, Encoding, Message, ack, encoded, error, running, statuses
+from patience import until
 from scenarios import back_to, block, chain, expected, point
 from stores import ALL_TABLES
 from test_permissions import FOR_ALL, FOR_OPERATORS, REPORTS
@@ -67,7 +68,9 @@ def test_the_next_feeder_waits_until_the_last_one_is_done(tmp_path: Path) -> Non
         with daemon.client("frames") as feeder:
             feeder.send(*({"seq": n} | sent for n, sent in enumerate(blocks)))
             feeder.taken()
-        ack(other.ask(blocks[0]), "duplicate", point(blocks[-1]))
+        # It is told to try again until the daemon has noticed that the last one has left.
+        answer = until(lambda: other.ask(blocks[0]), lambda answer: answer.get("code") != "feeder_busy")
+        ack(answer, "duplicate", point(blocks[-1]))
 
 
 def test_each_subscriber_gets_its_facts_in_the_order_of_their_sequences(tmp_path: Path, encoding: Encoding) -> None:

@@ -77,7 +77,7 @@ BAD = tx("bad", valid=False, collateral=[at("many", 2)], collateral_return=outpu
 @pytest.fixture(scope="module")
 def web() -> Iterator[Web]:
     port = free_port()
-    http = {"workers": 1, "listen": f"127.0.0.1:{port}"}
+    http = {"workers": 1, "listen": f"127.0.0.1:{port}", "ready_grace": "1h"}
     utxo = {"index": dict.fromkeys(NAMES, True), "store": "mmr"}
     large = {"batch_size": 20}
     with (
