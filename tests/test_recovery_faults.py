@@ -167,7 +167,7 @@ async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Pa
         await cluster.taken_over(pid)
         await watch.goes_on()
 
-        # Whoever is the leader then: a result on its way that will arrive late.
+        # A result of the leader at that time is on its way and will arrive late.
         alive = [each for each in daemons if each is not killed]
         for each in alive:
             cluster.ways[each].cut_before(lambda sent: b"confirmed" in sent and any(txid in sent for txid in second))

@@ -1,4 +1,4 @@
-"""Whoever subscribes hears the same facts: as they are committed, or later from the change log."""
+"""All subscribers hear the same facts: as they are committed, or later from the change log."""
 
 from __future__ import annotations
 
