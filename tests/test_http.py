@@ -278,6 +278,7 @@ REFUSED: list[tuple[str, int, str, str]] = [
     (f"scripts/{digest('script', size=28).hex()}/utxos", 503, "not_enabled", "utxo.index."),
     (f"addresses/{VECTORS['base'][0]}/transactions", 503, "not_enabled", "utxo.index.history"),
     (f"policies/{POLICY}/utxos", 503, "not_enabled", "utxo.index.policy"),
+    (f"assets/{POLICY}/utxos", 503, "not_enabled", "utxo.index.asset"),
     ("mmr/root", 503, "not_enabled", "mmr/root"),
     (f"mmr/proof/{TXID}/0", 503, "not_enabled", f"mmr/proof/{TXID}/0"),
 ]

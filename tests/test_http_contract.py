@@ -55,6 +55,7 @@ KNOWN: dict[str, list[Any]] = {  # parameters that find something
     "txid": [digest("tx", name).hex() for name in ("many", "waits", "lost", "large", "spend", "nobody")],
     "index": [0, 1, 2, 39],
     "policy": [bytes(28).hex(), "ab" * 28],
+    "unit": [bytes(28).hex() + b"x".hex(), "ab" * 28],
     "datum_hash": [blake2b(b"\x00", digest_size=32).hexdigest(), "ab" * 32],
     "script_hash": [bytes(28).hex(), "ab" * 28],
     "block": [1, 2, digest("block", 1, "").hex()],

@@ -22,7 +22,12 @@ ANN = address("ann").hex()
 LISTS = [
     *(f"/api/v1/addresses/{ANN}/{what}" for what in ("utxos", "transactions")),
     *(f"/api/v1/credentials/{ANN[2:]}/utxos", f"/api/v1/txs/{digest('tx', 'a').hex()}/utxos"),
-    *(f"/api/v1/policies/{'ab' * 28}/utxos", "/api/v1/pruner/jobs", "/api/v1/recovery/transactions"),
+    *(
+        f"/api/v1/policies/{'ab' * 28}/utxos",
+        f"/api/v1/assets/{'ab' * 30}/utxos",
+        "/api/v1/pruner/jobs",
+        "/api/v1/recovery/transactions",
+    ),
     *("/api/v1/txs", "/api/v1/changes"),
 ]
 TEXTS = ["", "0", "-1", "1e3", "１", "4294967296", "9" * 400, "ü", "\0", "a" * 3000, "null", "asc", "desc", "origin"]

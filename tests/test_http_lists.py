@@ -109,3 +109,31 @@ def test_a_list_of_those_that_hold_a_policy() -> None:
         assert asking.get(f"/api/v1/policies/{'cd' * 28}/utxos") == []
         for text in ("ab", POLICY + "00", "zz" * 28):
             failure(asking.ask(f"/api/v1/policies/{text}/utxos"), 400, "bad_parameter", "policy", "56 hex digits")
+        failure(asking.ask(f"/api/v1/assets/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.asset")
+
+
+def test_a_list_of_those_that_hold_an_asset() -> None:
+    """By its own index alone; an asset without a name is another one than those with names."""
+    held = {name: [bytes.fromhex(POLICY), name, 1] for name in (b"", b"gold", b"golden")}
+    paid = [
+        output("ann", n, assets=[held[name] for name in names])
+        for n, names in enumerate(((b"gold",), (b"golden", b"gold"), (b"",), (b"golden",), (), (b"gold",)))
+    ]
+    made = block(None, tx("a", *paid))
+    spend = block(made, tx("b", output("bob", 9, assets=[held[b"gold"]]), spends=[at("a")]))
+    with short_folder() as folder, asked(folder, utxo={"index": {"asset": True}}) as asking:
+        asking.feed(made, spend)
+
+        def listed(path: str) -> list[int]:
+            return [utxo["lovelace_amount"] for utxo in asking.get(f"/api/v1/assets/{POLICY}{path}")]
+
+        assert listed("676f6c64/utxos") == [1, 5, 9] and listed("676F6C64656E/utxos") == [1, 3]
+        assert listed("/utxos") == [2] and listed("00/utxos") == []
+        assert listed("676f6c64/utxos?order=desc&count=2") == [9, 5]
+        assert listed(f"676f6c64/utxos?asset={POLICY}676f6c64656e") == [1]
+        cursor = asking.ask(f"/api/v1/assets/{POLICY}676f6c64/utxos?count=2").headers["x-next-cursor"]
+        assert listed(f"676f6c64/utxos?cursor={cursor}") == [9]
+        assert len(cbor2.loads(asking.ask(f"/api/v1/assets/{POLICY}/utxos", **AS_CBOR).content)) == 1
+        for text in ("ab", POLICY[:-2], POLICY + "0", POLICY + "00" * 33, "zz" * 28):
+            failure(asking.ask(f"/api/v1/assets/{text}/utxos"), 400, "bad_parameter", "asset", "policy id")
+        failure(asking.ask(f"/api/v1/policies/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.policy")

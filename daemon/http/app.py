@@ -36,6 +36,7 @@ from daemon.http.reply import (
     UNSTORED,
     Problem,
     answer,
+    asset_of,
     failed,
     hex_of,
     index_of,
@@ -56,7 +57,7 @@ from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from handlers.readiness import blocks_behind, readiness
 from storage.damage import damage
 from storage.errors import Damaged, SnapshotExpired, StoreError
-from storage.history.output_keys import address_key
+from storage.history.output_keys import address_key, asset_key
 from storage.indexes import POLICY
 from storage.windows import Windows
 
@@ -109,10 +110,11 @@ class Site:
             "/api/v1/addresses/{address}/utxos": Lists(self.query, "address", self._at_address, self.turns),
             "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential, self.turns),
             "/api/v1/stakes/{stake}/utxos": Lists(self.query, "stake", self._at_stake, self.turns),
-            "/api/v1/policies/{policy}/utxos": Lists(self.query, "policy", self._at_policy, self.turns),
+            "/api/v1/policies/{policy}/utxos": self._by_hash("policy", "policy", POLICY),
+            "/api/v1/assets/{unit}/utxos": Lists(self.query, "unit", _at_asset, self.turns),
             "/api/v1/datums/{datum_hash}": DatumRoutes(self.query, self.turns).datum,
-            "/api/v1/datums/{datum_hash}/utxos": Lists(self.query, "datum_hash", self._at_datum, self.turns),
-            "/api/v1/scripts/{script_hash}/utxos": Lists(self.query, "script_hash", self._at_script, self.turns),
+            "/api/v1/datums/{datum_hash}/utxos": self._by_hash("datum_hash", "datum", 32),
+            "/api/v1/scripts/{script_hash}/utxos": self._by_hash("script_hash", "script", 28),
             "/api/v1/addresses/{address}/transactions": HistoryRoutes(self.query, self.codec).address,
             "/api/v1/addresses/{address}/balance": self.address_balance,
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
@@ -177,17 +179,9 @@ class Site:
         except AddressError as error:
             raise Problem(400, "bad_parameter", f"stake: {error}") from error
 
-    def _at_policy(self, shot: Snapshot, text: str) -> Listed:
-        """Return where the outputs that hold assets of a policy are listed."""
-        return shot.listed("policy", hex_of(text, POLICY, "policy"))
-
-    def _at_datum(self, shot: Snapshot, text: str) -> Listed:
-        """Return where the outputs with a datum are listed."""
-        return shot.listed("datum", hex_of(text, 32, "datum_hash"))
-
-    def _at_script(self, shot: Snapshot, text: str) -> Listed:
-        """Return where the outputs that carry a script are listed."""
-        return shot.listed("script", hex_of(text, 28, "script_hash"))
+    def _by_hash(self, name: str, index: str, size: int) -> Lists:
+        """Return the list of the outputs that an index has under a hash of so many bytes."""
+        return Lists(self.query, name, lambda shot, text: shot.listed(index, hex_of(text, size, name)), self.turns)
 
     async def address_balance(self, request: Request) -> Response:
         """What an address holds."""
@@ -366,6 +360,12 @@ def build_disabled(token: str | None) -> ASGIApp:
     routes = [Route(path, own.get(path, data), methods=["GET"]) for path in document()["paths"]]
     app = _application(routes, fail)
     return app if token is None else Guard(app, token)
+
+
+def _at_asset(shot: Snapshot, text: str) -> Listed:
+    """Return where the outputs that hold an asset are listed."""
+    asset = asset_of(text)
+    return shot.listed("asset", asset_key(asset[:POLICY], asset[POLICY:]))
 
 
 def _no_health(status: str) -> Health:

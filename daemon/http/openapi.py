@@ -44,6 +44,7 @@ _TYPES = (
     BlockFacts,
     Datum,
 )
+_UNIT = "^([0-9a-fA-F]{2}){28,60}$"
 _LIST = (
     ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many."),
     ("order", {"type": "string", "enum": ["asc", "desc"], "default": "asc"}, "By place in the chain."),
@@ -55,8 +56,8 @@ _LIST = (
     ("cursor", {"type": "string"}, "`X-Next-Cursor` of the answer before; excludes `page`."),
     (
         "asset",
-        {"type": "string", "pattern": "^([0-9a-fA-F]{2}){28,60}$"},
-        "Only outputs that hold this `unit`; costs those that hold the policy, without an index by policy all.",
+        {"type": "string", "pattern": _UNIT},
+        "Only outputs that hold this `unit`; without an index by asset or policy all outputs of the list are read.",
     ),
 )
 _PATHS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,6 +67,7 @@ _PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "txid": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "index": ("The output's index.", {"type": "integer", "minimum": 0, "maximum": 0xFFFFFFFF}),
     "policy": ("A policy id.", {"type": "string", "pattern": "^[0-9a-fA-F]{56}$"}),
+    "unit": ("An asset: its policy id and its name.", {"type": "string", "pattern": _UNIT}),
     "datum_hash": ("The hash of a datum.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "script_hash": ("The hash of a script.", {"type": "string", "pattern": "^[0-9a-fA-F]{56}$"}),
     "block": (
@@ -122,10 +124,9 @@ def document() -> Object:
         "/api/v1/stakes/{stake}/utxos": _list("Live outputs that delegate by a stake credential.", utxos, "stake"),
         "/api/v1/stakes/{stake}/balance": _get("What delegates by a stake credential.", _ref("Balance"), "stake"),
         "/api/v1/policies/{policy}/utxos": _list("Live outputs that hold assets of a policy.", utxos, "policy"),
+        "/api/v1/assets/{unit}/utxos": _list("Live outputs that hold an asset.", utxos, "unit"),
         "/api/v1/datums/{datum_hash}": _datum(),
-        "/api/v1/datums/{datum_hash}/utxos": _list(
-            "Live outputs with a datum, inline or by hash.", utxos, "datum_hash"
-        ),
+        "/api/v1/datums/{datum_hash}/utxos": _list("Live outputs with a datum, or its hash.", utxos, "datum_hash"),
         "/api/v1/scripts/{script_hash}/utxos": _list("Live outputs that carry a script.", utxos, "script_hash"),
         "/api/v1/utxos/{tx_hash}/{index}": _get(
             "One output, with what spent it while that is kept.",

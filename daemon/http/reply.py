@@ -104,7 +104,8 @@ def _paging(query_string: bytes, refused: frozenset[str]) -> Paging:
         raise Problem(
             400, "bad_parameter", "page and cursor cannot be combined", "use the cursor, which reads only one page"
         )
-    return Paging(count, order, page, cursor, _asset(query.get("asset")))
+    asset = query.get("asset")
+    return Paging(count, order, page, cursor, None if asset is None else asset_of(asset))
 
 
 _known_paging = lru_cache(1024)(_paging)
@@ -129,9 +130,8 @@ def good_cursor() -> Iterator[None]:
         raise Problem(409, "cursor_gone", str(error), "start again without a cursor") from error
 
 
-def _asset(text: str | None) -> bytes | None:
-    if text is None:
-        return None
+def asset_of(text: str) -> bytes:
+    """Return the policy and the name of an asset, one after the other."""
     try:
         raw = bytes.fromhex(text) if text.isalnum() and _POLICY_DIGITS <= len(text) <= _UNIT_DIGITS else b""
     except ValueError:
