@@ -14,7 +14,7 @@ from daemon.http.kupo.errors import Refused
 from daemon.http.kupo.parameters import Parameters, not_on_chain, parse, wanted
 from daemon.http.kupo.patterns import BadPattern
 from daemon.http.kupo.patterns import parse as parse_pattern
-from daemon.http.kupo.writing import Births, MatchWriter, Writer
+from daemon.http.kupo.writing import Creations, MatchWriter, Writer
 from daemon.http.reply import header
 from handlers import cursors
 from handlers.boundary import Cut
@@ -52,7 +52,7 @@ class MatchesRoute:
         self._answers: dict[_Question, _Kept] = {}
         self._left = _CACHE_BYTES
         self._spends: Spends | None = None
-        self._written, self._births = Written(_CACHE_BYTES), Births()
+        self._written, self._creations = Written(_CACHE_BYTES), Creations()
 
     async def answer(self, scope: Scope, send: Send, text: str, headers_of: _HeadersOf) -> None:
         """Answer one request."""
@@ -79,14 +79,14 @@ class MatchesRoute:
             self._boundary, self._answers, self._left, self._spends = shot.boundary, {}, _CACHE_BYTES, None
         if shot.boundary.written is not self._branch:
             self._branch = shot.boundary.written
-            self._written, self._births = Written(_CACHE_BYTES), Births()
+            self._written, self._creations = Written(_CACHE_BYTES), Creations()
 
     async def _make(
         self, shot: Snapshot, requested: Parameters, want: Wanted, question: _Question, headers: Headers, send: Send
     ) -> _Kept | None:
         """Return a small answer; a large one is sent, and None returned."""
         matches = _matches(shot, requested, want, lambda: self._spends_of(shot))
-        writer = MatchWriter(shot, self._writer, self._births, strings=question[2], resolve=requested.resolve_hashes)
+        writer = MatchWriter(shot, self._writer, self._creations, strings=question[2], resolve=requested.resolve_hashes)
         parts, first, found = matches.numbers(), list[Part](), 0
         for part in parts:
             first.append(part)

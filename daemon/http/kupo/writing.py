@@ -31,7 +31,7 @@ class Writer:
         return self._text(raw) if len(raw) <= _SHORT else self._long(raw)
 
 
-class Births:
+class Creations:
     """What the outputs of a block share, for as long as no block is rolled back."""
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class Births:
 class MatchWriter:
     """Writes the matches of one answer."""
 
-    def __init__(self, shot: Snapshot, writer: Writer, births: Births, *, strings: bool, resolve: bool) -> None:
-        self._shot, self._writer, self._births = shot, writer, births
+    def __init__(self, shot: Snapshot, writer: Writer, creations: Creations, *, strings: bool, resolve: bool) -> None:
+        self._shot, self._writer, self._creations = shot, writer, creations
         self._quote, self._resolve = '"' if strings else "", resolve
         self._spenders = Spenders(shot)
         self._datums: dict[bytes, bytes | None] = {}
@@ -53,16 +53,16 @@ class MatchWriter:
 
         NOTE: the hot path of a large address: one template an output.
         """
-        quote, births, address, resolved = self._quote, self._births, self._writer.address, ""
-        if len(births.texts) > _BLOCKS:
-            births.texts.clear()
+        quote, creations, address, resolved = self._quote, self._creations, self._writer.address, ""
+        if len(creations.texts) > _BLOCKS:
+            creations.texts.clear()
         if self._resolve:
             resolved = ',"datum":null,"script":null'
         first, place, born = -1, 0, ""
         for row in rows:
             if row.first != first:  # else it is of the same transaction as the one before
-                first, place = row.first, births.places.of(self._shot, row.block, row.first)
-                born = births.texts.get(row.block) or self._born(row.block)
+                first, place = row.first, creations.places.of(self._shot, row.block, row.first)
+                born = creations.texts.get(row.block) or self._born(row.block)
             spent = "null" if row.spender == NONE else self._spent(row)
             if row.extra:
                 assets, more = self._more(to_extra(row.extra), row.value)
@@ -75,7 +75,7 @@ class MatchWriter:
             )
 
     def _born(self, ordinal: int) -> str:
-        text = self._births.texts[ordinal] = self._point(ordinal)
+        text = self._creations.texts[ordinal] = self._point(ordinal)
         return text
 
     def _point(self, ordinal: int) -> str:
