@@ -2,7 +2,7 @@
 
 On the path of a process, it makes that so. With `DIE_IN=storage.history.merging:_turn:3` the process ends, as with
 `kill -9`, when that has been done for the third time: in a write transaction, with some of its rows written. What had
-nothing to do, and says so with 0, does not count.
+nothing to do, and says so with 0, does not count. With `:merge` or `:rewrite` behind it only such turns count.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ storage.history.merging.FANOUT = 3
 storage.history.merging._REWRITTEN = 1
 storage.history.values.VALUE_BYTES = 1500  # type: ignore[attr-defined]
 storage.history.history.LEAST_MERGED = 20
+storage.history.history.MERGED = 1
 storage.history.reindex._VALUES = 5
 storage.history.reindex._ENTRIES = 50
 storage.history.reindex._BLOCKS = 20
 storage.history.reindex._COLLECTED = 10
 
 
-def _die_in(module: str, name: str, left: int) -> None:
+def _is_of(kind: str, index: Any = None, txn: Any = None, merge: Any = None, *_: Any) -> bool:
+    """Return whether a turn is of a kind: a rewrite is a merge of one run."""
+    return not kind or (len(merge.inputs) == 1) == (kind == "rewrite")
+
+
+def _die_in(module: str, name: str, left: int, kind: str = "") -> None:
     *path, method = name.split(".")
     owner: Any = reduce(getattr, path, import_module(module))
     work = getattr(owner, method)
@@ -38,8 +44,8 @@ def _die_in(module: str, name: str, left: int) -> None:
     @wraps(work)
     def deadly(*args: Any, **options: Any) -> Any:
         nonlocal left
-        result = work(*args, **options)
-        left -= result != 0
+        counts, result = _is_of(kind, *args), work(*args, **options)
+        left -= counts and result != 0
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
@@ -48,5 +54,5 @@ def _die_in(module: str, name: str, left: int) -> None:
 
 
 if _where := os.environ.get("DIE_IN"):
-    _module, _name, _times = _where.split(":")
-    _die_in(_module, _name, int(_times))
+    _module, _name, _times, *_kind = _where.split(":")
+    _die_in(_module, _name, int(_times), *_kind)
