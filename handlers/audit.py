@@ -23,7 +23,8 @@ from storage.errors import StoreError
 from storage.ghost_check import findings
 from storage.history.layout import REPLACED
 from storage.jobs import JobStore
-from storage.pool_layout import BODY_PAGE, CLAIM, FROZEN, HASH, LOCK_PAGE, OutPoint, Record, claim, claimant
+from storage.pool_layout import BODY_PAGE, CLAIM, FROZEN, HASH, LOCK_PAGE, OutPoint, Record, claim, claimant, open_claim
+from storage.rows import check_row
 
 _MOST = 100  # findings that are reported
 _UNREADABLE = (StoreError, *UNREADABLE)
@@ -88,6 +89,7 @@ class _Audit:
             "pending submissions": self._pending(txn),
             "ghosts": findings(self.pool.ghosts, txn),
             "reassigned outputs": self.reassigned.rows(txn),
+            "journal of the pruner": self.jobs.damaged(txn),
         }
         for what, walk in walks.items():
             try:
@@ -125,7 +127,8 @@ class _Audit:
 
     def _rows(self, seen: _Seen) -> Iterator[str]:
         """Check which rows there are next to the record."""
-        for key, _ in self.pool.rows_of(seen.view.txn, self.pool.tx, seen.txid):
+        for key, raw in self.pool.rows_of(seen.view.txn, self.pool.tx, seen.txid):
+            check_row(raw, f"row {key.hex()}")
             rest = key[HASH:]
             number = keys.number(rest) if len(rest) >= 4 else 0
             if len(rest) == 4 and number == LOCK_PAGE:
@@ -151,7 +154,8 @@ class _Audit:
     def _claims(self, seen: _Seen) -> Iterator[str]:
         """Check that claims are on outputs that are there."""
         names = dict[int, set[int]]()
-        for key, by in self.pool.rows_of(seen.view.txn, self.pool.claim, seen.txid):
+        for key, raw in self.pool.rows_of(seen.view.txn, self.pool.claim, seen.txid):
+            by = open_claim(key, raw)
             if len(key) != HASH + 8 or len(by) != CLAIM:
                 yield f"row {key.hex()} is no claim: it has {len(by)} bytes"
                 continue

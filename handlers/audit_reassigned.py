@@ -13,7 +13,7 @@ from storage.pool import Pool
 from storage.pool_layout import HASH, OutPoint, Page
 from storage.pool_rows import PoolRows
 from storage.reassigned import Moves, owner_keys
-from storage.rows import unpack
+from storage.rows import open_row
 
 
 class ReassignedAudit:
@@ -56,7 +56,7 @@ class ReassignedAudit:
                 if moves is None or front not in owner_keys(moves):
                     yield f"output {name} is listed under an owner who never had it"
                 continue
-            moves = unpack(Moves, raw, f"the row of reassigned output {name}")
+            moves = open_row(Moves, raw, f"the row of reassigned output {name}")
             for key in owner_keys(moves):
                 if not self._pool.reassigned.listed(txn, key, outpoint):
                     yield f"output {name} was reassigned, and is not listed under each of its owners"

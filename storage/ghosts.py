@@ -41,15 +41,13 @@ from storage.history.layout import (
     Numbers,
     Records,
     Words,
-    check_row,
     delete_from,
     outputs_in,
-    seal_row,
     words,
 )
 from storage.history.stored_values import StoredValues
 from storage.history.values import KEY, Values
-from storage.rows import unpack
+from storage.rows import open_row, seal_row
 
 OutPoint = tuple[bytes, int]
 
@@ -92,7 +90,7 @@ class Ghosts:
             self._none_in = txn
             return []
         if raw != self._read[0]:
-            self._read = raw, unpack(Generations, check_row(raw, "the ghosts"), "the ghosts").found
+            self._read = raw, open_row(Generations, raw, "the ghosts").found
         return self._read[1]
 
     def any(self, txn: Txn) -> bool:
@@ -291,7 +289,7 @@ class Ghosts:
         raw = txn.get(keys.u32(generation) + keys.u32(block), db=self._meta)
         if raw is None:
             raise Damaged(f"{what} is not there")
-        return unpack(Block, check_row(raw, what), what)
+        return open_row(Block, raw, what)
 
     def inputs(self, txn: Txn, ghost: Ghost) -> list[tuple[int, OutPoint]]:
         """Return what a ghost spends, and by which of its inputs."""

@@ -19,8 +19,7 @@ from msgspec import Struct, structs
 
 from storage.disk import FORMAT_KEY, META, Db, Disk, Txn
 from storage.errors import StoreError, StoreFull, WrongFormat
-from storage.history.layout import check_row, seal_row
-from storage.rows import unpack
+from storage.rows import open_row, seal_row
 
 HOME = b"home"
 
@@ -101,11 +100,7 @@ def leave(disk: Disk) -> None:
 
 def _stored(txn: Txn, meta: Db) -> Home | None:
     raw = txn.get(HOME, db=meta)
-    return (
-        None
-        if raw is None
-        else unpack(Home, check_row(raw, "the row that names the file"), "the row that names the file")
-    )
+    return None if raw is None else open_row(Home, raw, "the row that names the file")
 
 
 def _put(meta: Db, home: Home, txn: Txn) -> None:

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from storage import keys
 from storage.disk import Disk, Txn
-from storage.rows import pack, unpack
+from storage.errors import Damaged
+from storage.rows import check_row, open_row, seal_bytes, seal_row
 
 TABLES = ("pruner_job", "pruner_left")
 
@@ -55,7 +56,7 @@ class JobStore:
 
     def put(self, txn: Txn, job: Job, keep: int) -> None:
         """Store a job, and forget the oldest beyond `keep`."""
-        txn.put(_NUMBER.pack(job.number), pack(job), db=self.job)
+        txn.put(_NUMBER.pack(job.number), seal_row(job), db=self.job)
         cursor = txn.cursor(self.job)
         for _ in range(txn.stat(self.job)["entries"] - keep):
             if cursor.first():
@@ -75,31 +76,48 @@ class JobStore:
         while there and skip:
             there, skip = cursor.prev(), skip - 1
         while there:
-            yield unpack(Job, cursor.value(), f"pruner job {_NUMBER.unpack(cursor.key())[0]}")
+            yield _job(*cursor.item())
             there = cursor.prev()
 
     def leave(self, txn: Txn, pages: Iterable[tuple[bytes, int]]) -> None:
         """Remember pages that are to be removed."""
         for txid, count in pages:
-            txn.put(txid, keys.u32(count), db=self.left)
+            txn.put(txid, seal_bytes(keys.u32(count)), db=self.left)
 
     def next_left(self, txn: Txn) -> tuple[bytes, int] | None:
         """Take one page that is to be removed off the list."""
         cursor = txn.cursor(self.left)
         if not cursor.first():
             return None
-        txid, count = cursor.item()
-        if (number := keys.number(count)) > 1:
-            txn.put(txid, keys.u32(number - 1), db=self.left)
+        txid, raw = cursor.item()
+        if (number := _count(txid, raw)) > 1:
+            txn.put(txid, seal_bytes(keys.u32(number - 1)), db=self.left)
         else:
             cursor.delete()
         return txid, number
 
     def left_of(self, txn: Txn, txid: bytes) -> int:
         """Return how many pages of a transaction are to be removed."""
-        count = txn.get(txid, db=self.left)
-        return 0 if count is None else keys.number(count)
+        raw = txn.get(txid, db=self.left)
+        return 0 if raw is None else _count(txid, raw)
+
+    def damaged(self, txn: Txn) -> Iterator[str]:
+        """Yield which rows are not as they were written."""
+        for db, read in ((self.job, _job), (self.left, _count)):
+            for key, raw in txn.cursor(db):
+                try:
+                    read(key, raw)
+                except Damaged as error:
+                    yield str(error)
 
     def anything_left(self, txn: Txn) -> bool:
         """Return whether a page is to be removed."""
         return txn.cursor(self.left).first()
+
+
+def _job(key: bytes, raw: bytes) -> Job:
+    return open_row(Job, raw, f"pruner job {keys.number(key)}")
+
+
+def _count(txid: bytes, raw: bytes) -> int:
+    return keys.number(check_row(raw, f"the number of pages of {txid.hex()} that are to be deleted"))

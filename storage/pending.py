@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from storage.disk import Disk, Txn
-from storage.rows import pack, unpack
+from storage.rows import check_row, open_row, seal_bytes, seal_row
 
 TABLE = "tx_pending"
 _ORDER, _TOTALS = b"\x00", b"\x01"
@@ -37,11 +37,11 @@ class PendingStore:
     def totals(self, txn: Txn) -> Totals:
         """Return how many there are, and their bytes."""
         raw = txn.get(_TOTALS, db=self.db)
-        return Totals(0, 0) if raw is None else unpack(Totals, raw, "the totals of pending submissions")
+        return Totals(0, 0) if raw is None else open_row(Totals, raw, "the totals of pending submissions")
 
     def put_totals(self, txn: Txn, totals: Totals) -> None:
         """Store how many there are, and their bytes."""
-        txn.put(_TOTALS, pack(totals), db=self.db)
+        txn.put(_TOTALS, seal_row(totals), db=self.db)
 
     def next_number(self, txn: Txn) -> int:
         """Return the number of the next submission."""
@@ -52,12 +52,14 @@ class PendingStore:
     def change(self, txn: Txn, removed: list[int], new: list[tuple[int, bytes]]) -> list[int]:
         """Take numbers out of the order and put others in; return those that were not there."""
         lost = [number for number in removed if not txn.delete(_ORDER + _NUMBER.pack(number), db=self.db)]
-        txn.cursor(self.db).putmulti([(_ORDER + _NUMBER.pack(number), txid) for number, txid in sorted(new)])
+        rows = [(_ORDER + _NUMBER.pack(number), seal_bytes(txid)) for number, txid in sorted(new)]
+        txn.cursor(self.db).putmulti(rows)
         return lost
 
     def ordered(self, txn: Txn) -> Iterator[tuple[int, bytes]]:
         """Yield all of them, the oldest first."""
-        for key, txid in txn.cursor(self.db):
+        for key, raw in txn.cursor(self.db):
             if not key.startswith(_ORDER):
                 return
-            yield _NUMBER.unpack(key[1:])[0], txid
+            number = _NUMBER.unpack(key[1:])[0]
+            yield number, check_row(raw, f"the id of submission {number}")

@@ -19,12 +19,13 @@ from storage import heights
 from storage.disk import Db, Disk, Txn
 from storage.ghost_layout import TABLES as GHOST_TABLES
 from storage.ghosts import Ghosts
+from storage.history.layout import put_meta_row
 from storage.pending import TABLE as PENDING
 from storage.pending import PendingStore
 from storage.pool_layout import BODY, HASH, INDEXED, LOCK, Lock, OutPoint, Packs, Record, claim_key, outpoints
 from storage.reassigned import TABLE as REASSIGNED
 from storage.reassigned import ReassignedStore
-from storage.rows import unpack
+from storage.rows import open_row
 
 TABLES = ("tx", "tx_claim", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING, REASSIGNED, *GHOST_TABLES)
 
@@ -55,7 +56,7 @@ class Pool:
         with self.disk.read() as txn:
             empty, known = self.empty(txn), is_stale(txn, self.disk.tables["utxo_meta"])
         if not empty and not known:
-            self.disk.write(lambda txn: txn.put(_STALE, b"1", db=self.disk.tables["utxo_meta"]))
+            self.disk.write(lambda txn: put_meta_row(txn, self.disk.tables["utxo_meta"], _STALE, b"1"))
         return not empty
 
     def drop_stale(self) -> bool:
@@ -89,7 +90,7 @@ class Pool:
     def record(self, txn: Txn, txid: bytes) -> Record | None:
         """Return a record that has a row."""
         raw = txn.get(txid, db=self.tx)
-        return None if raw is None else unpack(Record, raw, f"the record of {txid.hex()}")
+        return None if raw is None else open_row(Record, raw, f"the record of {txid.hex()}")
 
     def has(self, txn: Txn, txid: bytes) -> bool:
         """Return whether a transaction has a record, readable or not, or is a ghost."""
@@ -98,18 +99,18 @@ class Pool:
     def records(self, txn: Txn, txids: Iterable[bytes]) -> dict[bytes, Record]:
         """Return those records that have a row: an unmined transaction without one is a ghost."""
         found = txn.cursor(self.tx).getmulti(sorted(txids))
-        return {txid: unpack(Record, raw, f"the record of {txid.hex()}") for txid, raw in found}
+        return {txid: open_row(Record, raw, f"the record of {txid.hex()}") for txid, raw in found}
 
     def lock(self, txn: Txn, txid: bytes) -> Lock | None:
         """Return who creates a transaction now."""
         raw = txn.get(txid + LOCK, db=self.tx)
-        return None if raw is None else unpack(Lock, raw, f"the lock of {txid.hex()}")
+        return None if raw is None else open_row(Lock, raw, f"the lock of {txid.hex()}")
 
     def inputs(self, txn: Txn, txid: bytes, record: Record) -> list[OutPoint]:
         """Return what a transaction with a record spends, without a check of its bytes."""
         packed: bytes | None = record.packed
         if record.apart and not packed and (raw := txn.get(txid + BODY, db=self.tx)) is not None:
-            packed = unpack(Packs, raw, f"the body of {txid.hex()}").packed
+            packed = open_row(Packs, raw, f"the body of {txid.hex()}").packed
         return outpoints(packed or b"")
 
     def known(self, txn: Txn, txids: Iterable[bytes], outputs: Iterable[OutPoint]) -> set[bytes]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from storage import keys
 from storage.reassigned import Reassignment
+from storage.rows import check_row
 
 BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
 BODY, LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
@@ -161,6 +162,15 @@ def claim_key(txid: bytes, page: int, slot: int) -> bytes:
 def claim(txid: bytes, input_index: int) -> bytes:
     """Return the 36 bytes that name a spender: the same transaction at another input is another spender."""
     return txid + input_index.to_bytes(4, "little")
+
+
+def open_claim(key: bytes, raw: bytes) -> bytes:
+    """Return the claim in a row.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    return check_row(raw, f"the claim on output {key[:HASH].hex()}, {key[HASH:].hex()}")
 
 
 def claimant(row: bytes) -> tuple[bytes, int]:

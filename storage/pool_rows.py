@@ -29,10 +29,11 @@ from storage.pool_layout import (
     Record,
     claim_key,
     indexed,
+    open_claim,
     outpoints,
     pack_outpoints,
 )
-from storage.rows import pack, unpack
+from storage.rows import check_row, open_row, seal_bytes, seal_row
 
 _MOST = 50_000  # records that are kept in memory after they are written
 
@@ -69,7 +70,8 @@ class PoolRows:
             self._take_in(txid, record)
         wanted_claims = sorted({claim_key(txid, 0, index) for txid, index in outputs}.difference(self._claims))
         self._claims.update(dict.fromkeys(wanted_claims))
-        self._claims.update(self.txn.cursor(self.pool.claim).getmulti(wanted_claims))
+        found = self.txn.cursor(self.pool.claim).getmulti(wanted_claims)
+        self._claims |= {key: open_claim(key, raw) for key, raw in found}
 
     def _take_in(self, txid: bytes, record: Record | None) -> Record | None:
         if len(self._records) > _MOST and not self._changed:
@@ -112,7 +114,7 @@ class PoolRows:
         pages = self._pages.setdefault(txid, {})
         if number not in pages:
             raw = self.txn.get(txid + keys.u32(number), db=self.pool.tx) if number < 0xFFFF_FFFE else None
-            pages[number] = None if raw is None else unpack(Page, raw, f"page {number} of {txid.hex()}")
+            pages[number] = None if raw is None else open_row(Page, raw, f"page {number} of {txid.hex()}")
         return pages[number]
 
     def put_page(self, txid: bytes, number: int, page: Page) -> None:
@@ -140,7 +142,7 @@ class PoolRows:
             found = record.names[slot * HASH : slot * HASH + HASH]
         else:
             part, at = divmod(slot, PART)
-            found = (self._other(txid, keys.u32(number) + keys.u32(part)) or b"")[at * HASH : at * HASH + HASH]
+            found = self._part(txid, number, part)[at * HASH : at * HASH + HASH]
         return None if not found or found == NO_NAME else found
 
     def names(self, txid: bytes, record: Record, number: int) -> Iterator[tuple[int, bytes]]:
@@ -152,9 +154,14 @@ class PoolRows:
                     yield slot, name
                 slot += 1
 
+    def _part(self, txid: bytes, number: int, part: int) -> bytes:
+        """Return the names in a row of its own."""
+        raw = self._other(txid, keys.u32(number) + keys.u32(part))
+        return b"" if raw is None else check_row(raw, f"part {part} of the names of page {number} of {txid.hex()}")
+
     def _parts(self, txid: bytes, number: int) -> Iterator[bytes]:
         part = 0
-        while found := self._other(txid, keys.u32(number) + keys.u32(part)):
+        while found := self._part(txid, number, part):
             yield found
             part += 1
 
@@ -166,7 +173,8 @@ class PoolRows:
                 self._put_other(txid, keys.u32(0) + keys.u32(0), None)
         else:
             for first in range(0, len(names), PART):
-                self._put_other(txid, keys.u32(number) + keys.u32(first // PART), b"".join(names[first : first + PART]))
+                rest = keys.u32(number) + keys.u32(first // PART)
+                self._put_other(txid, rest, seal_bytes(b"".join(names[first : first + PART])))
 
     def put_name(self, txid: bytes, record: Record, number: int, slot: int, name: bytes) -> None:
         """Change the name of an output that has one; the record is put later."""
@@ -174,10 +182,8 @@ class PoolRows:
             record.names = record.names[: slot * HASH] + name + record.names[slot * HASH + HASH :]
         else:
             part, at = divmod(slot, PART)
-            names = self._other(txid, keys.u32(number) + keys.u32(part)) or b""
-            self._put_other(
-                txid, keys.u32(number) + keys.u32(part), names[: at * HASH] + name + names[at * HASH + HASH :]
-            )
+            names, rest = self._part(txid, number, part), keys.u32(number) + keys.u32(part)
+            self._put_other(txid, rest, seal_bytes(names[: at * HASH] + name + names[at * HASH + HASH :]))
 
     def body(self, txid: bytes) -> Body:
         """Return inputs and bytes; a transaction without a record has neither."""
@@ -185,7 +191,7 @@ class PoolRows:
         if record is None:
             return Body([])
         raw = self._other(txid, BODY) if record.apart else None
-        apart = Apart(None, None, None) if raw is None else unpack(Apart, raw, f"the body of {txid.hex()}")
+        apart = Apart(None, None, None) if raw is None else open_row(Apart, raw, f"the body of {txid.hex()}")
         return Body(outpoints(record.packed or apart.packed or b""), apart.raw, apart.previous)
 
     def inputs(self, txid: bytes) -> list[OutPoint]:
@@ -201,18 +207,18 @@ class PoolRows:
         had, record.apart = record.apart, many or body.raw is not None or body.previous is not None
         record.packed = b"" if many else packed
         if record.apart:
-            self._put_other(txid, BODY, pack(Apart(packed if many else None, body.raw, body.previous)))
+            self._put_other(txid, BODY, seal_row(Apart(packed if many else None, body.raw, body.previous)))
         elif had:
             self._put_other(txid, BODY, None)
 
     def lock(self, txid: bytes) -> Lock | None:
         """Return who creates this transaction now."""
         raw = self._other(txid, LOCK)
-        return None if raw is None else unpack(Lock, raw, f"the lock of {txid.hex()}")
+        return None if raw is None else open_row(Lock, raw, f"the lock of {txid.hex()}")
 
     def put_lock(self, txid: bytes, lock: Lock | None) -> None:
         """Change the lock, or remove it."""
-        self._put_other(txid, LOCK, None if lock is None else pack(lock))
+        self._put_other(txid, LOCK, None if lock is None else seal_row(lock))
 
     # --- claims --------------------------------------------------------------------------------------------------
 
@@ -223,7 +229,8 @@ class PoolRows:
             return self._claims[key]
         if self._is_new(txid):
             return None
-        by = self._claims[key] = self.txn.get(key, db=self.pool.claim)
+        raw = self.txn.get(key, db=self.pool.claim)
+        by = self._claims[key] = None if raw is None else open_claim(key, raw)
         return by
 
     def _is_new(self, txid: bytes) -> bool:
@@ -235,7 +242,7 @@ class PoolRows:
         cursor, front, found = self.txn.cursor(self.pool.claim), txid + keys.u32(page), dict[int, bytes]()
         there = cursor.set_range(front)
         while there and (key := cursor.key()).startswith(front):
-            found[keys.number(key[-4:])] = cursor.value()
+            found[keys.number(key[-4:])] = open_claim(key, cursor.value())
             there = cursor.next()
         return found
 
@@ -323,7 +330,7 @@ class PoolRows:
             assert record is not None
             if record.unmined_since is None:
                 record.submission = None
-            rows.append((txid, pack(record)))
+            rows.append((txid, seal_row(record)))
             was, now = self._indexed.get(txid, NOWHERE), indexed(record)
             if was != now:
                 moved.append((txid, was, now))
@@ -331,7 +338,7 @@ class PoolRows:
         for txid, number in self._changed_pages:
             page = self._pages[txid][number]
             assert page is not None
-            rows.append((txid + keys.u32(number), pack(page)))
+            rows.append((txid + keys.u32(number), seal_row(page)))
         for txid, others in self._others.items():
             for rest, row in others.items():
                 if row is None:
@@ -350,7 +357,7 @@ class PoolRows:
     def _flush_claims(self) -> None:
         if not self._changed_claims:
             return
-        rows = [(key, by) for key in sorted(self._changed_claims) if (by := self._claims[key]) is not None]
+        rows = [(key, seal_bytes(by)) for key in sorted(self._changed_claims) if (by := self._claims[key]) is not None]
         for key in sorted(key for key in self._changed_claims if self._claims[key] is None):
             self.txn.delete(key, db=self.pool.claim)
         self.txn.cursor(self.pool.claim).putmulti(rows)

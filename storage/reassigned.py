@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from storage import keys
 from storage.disk import Disk, Txn
 from storage.history.output_keys import RULES
-from storage.rows import pack, unpack
+from storage.rows import open_row, seal_row
 
 TABLE = "tx_reassigned"
 KINDS = ("address_hash", "payment_credential", "stake_credential")
@@ -104,7 +104,7 @@ class ReassignedStore:
         """Store the owners of an output, in the place of those that it had."""
         self._forget(txn, txid, index)
         outpoint = txid + keys.u32(index)
-        txn.put(_OUTPUT + outpoint, pack(moves), db=self._db)
+        txn.put(_OUTPUT + outpoint, seal_row(moves), db=self._db)
         for front in owner_keys(moves):
             txn.put(front + outpoint, b"", db=self._db)
 
@@ -150,4 +150,4 @@ def _front(kind: int, key: bytes) -> bytes:
 
 
 def _moves(raw: bytes, txid: bytes, index: int) -> Moves:
-    return unpack(Moves, raw, f"the row of reassigned output {txid.hex()}#{index}")
+    return open_row(Moves, raw, f"the row of reassigned output {txid.hex()}#{index}")

@@ -1,7 +1,11 @@
-"""Rows of MessagePack: arrays, positional, growing only at the end; no field may be missing."""
+"""Rows of MessagePack: arrays, positional, growing only at the end; no field may be missing.
+
+A row on disk has a checksum behind it (`seal_row`), so that its first bytes are those of a plain row.
+"""
 
 from __future__ import annotations
 
+import zlib
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -11,6 +15,8 @@ from storage.errors import Damaged
 
 _T = TypeVar("_T", bound=Struct)
 _encode = msgspec.msgpack.Encoder().encode
+_SUM_BYTES = 4
+_RESIDUE = zlib.crc32(bytes(_SUM_BYTES))  # the CRC-32 of anything with its own CRC-32 behind it
 
 
 class Body(Struct, array_like=True, frozen=True, gc=False):
@@ -60,25 +66,47 @@ class BlockPlace(Protocol):
         """Return its hash."""
 
 
-def pack(row: Struct | tuple[object, ...]) -> bytes:
-    """Return a row's bytes."""
-    return _encode(row)
+def seal_bytes(raw: bytes) -> bytes:
+    """Return bytes with a checksum behind them."""
+    return raw + zlib.crc32(raw).to_bytes(_SUM_BYTES, "little")
 
 
-def unpack(kind: type[_T], raw: bytes, what: str) -> _T:
-    """Return the row in `raw`.
+def check_row(raw: bytes, what: str) -> bytes:
+    """Return bytes without the checksum behind them.
 
     Raises:
-        Damaged: the bytes are no such row, or fields are missing; `what` says which row it was.
+        Damaged: it is another one; `what` names the row.
     """
+    if zlib.crc32(raw) != _RESIDUE:
+        raise Damaged(f"{what} does not have the checksum that was written with it")
+    return raw[:-_SUM_BYTES]
+
+
+def seal_row(row: Struct) -> bytes:
+    """Return a row as it is stored."""
+    return seal_bytes(_encode(row))
+
+
+def open_row(kind: type[_T], raw: bytes, what: str) -> _T:
+    """Return a row that is stored.
+
+    Raises:
+        Damaged: the bytes are not those that were written, or no such row, or fields are missing; `what` names the row.
+    """
+    body = check_row(raw, what)
     try:
-        row = msgspec.msgpack.decode(raw, type=kind)
+        row = msgspec.msgpack.decode(body, type=kind)
     except msgspec.DecodeError as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
-    wanted, written = len(kind.__struct_fields__), _length(raw)
+    wanted, written = len(kind.__struct_fields__), _length(body)
     if written < wanted:  # a default would be a wrong answer
         raise Damaged(f"{what} cannot be read: it has {written} of {wanted} fields")
     return row
+
+
+def pack(row: Struct | tuple[object, ...]) -> bytes:
+    """Return MessagePack without a checksum."""
+    return _encode(row)
 
 
 def _length(raw: bytes) -> int:

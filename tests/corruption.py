@@ -31,16 +31,15 @@ from storage.history.layout import (
     Block,
     Records,
     State,
-    check_row,
     count_of,
     seal,
-    seal_row,
     stored_state,
 )
 from storage.history.mmr import NODE
 from storage.history.runs import Manifest
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored
+from storage.rows import check_row, seal_row
 
 U32, U64, UNDO_KEY = (Packed(form) for form in (">I", ">Q", ">II"))
 

@@ -21,6 +21,7 @@ from config.load import load
 from daemon.backup import backup
 from storage.blobs import Files
 from storage.errors import StoreError
+from storage.history.layout import FORMAT
 
 BLOCKS = chain(240, outputs=12)
 KEPT = {"externalize_all": True}
@@ -75,7 +76,7 @@ def test_the_manifest_names_every_file_with_its_digest(saved: Path) -> None:
         assert (file["size"], file["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
     assert {"lmdb/data.mdb", "recovery.db"} <= there and sum(name.startswith("blobs/") for name in there) == 10
     assert manifest["tip"] == {"height": 120, "slot": 2400, "hash": BLOCKS[119]["hash"].hex()}
-    assert (manifest["chain"], manifest["format"], manifest["not_included"]) == ("cardano/mainnet", 4, [])
+    assert (manifest["chain"], manifest["format"], manifest["not_included"]) == ("cardano/mainnet", FORMAT, [])
 
 
 def test_a_restored_store_is_the_same_and_feeding_continues(source: Daemon, saved: Path, tmp_path: Path) -> None:
@@ -177,8 +178,12 @@ def test_a_damaged_backup_is_refused_and_the_file_named(saved: Path, tmp_path: P
     (tmp_path / "0" / "manifest.json").unlink()
     refused(tmp_path / "0", tmp_path / "new", "there is no manifest.json")
     text = (saved / "manifest.json").read_text()
-    (tmp_path / "0" / "manifest.json").write_text(text.replace('"format": 4', '"format": 9'))
-    refused(tmp_path / "0", tmp_path / "new", "a backup of a store of format 9, this version of utxod reads format 4")
+    (tmp_path / "0" / "manifest.json").write_text(text.replace(f'"format": {FORMAT}', '"format": 9'))
+    refused(
+        tmp_path / "0",
+        tmp_path / "new",
+        f"a backup of a store of format 9, this version of utxod reads format {FORMAT}",
+    )
     (tmp_path / "0" / "manifest.json").write_text(text.replace("recovery.db", "../../evil"))
     refused(tmp_path / "0", tmp_path / "new", "are not those of a backup")
 

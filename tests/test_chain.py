@@ -38,9 +38,9 @@ from handlers.utxo import Turns
 from storage.disk import Txn
 from storage.errors import Damaged
 from storage.history.history import U32, UNDO_KEY
-from storage.history.layout import BLOCK, STATE, UNDO, seal_row
+from storage.history.layout import BLOCK, STATE, UNDO
 from storage.history.output_keys import address_key
-from storage.rows import Body
+from storage.rows import Body, seal_row
 
 BLOCKS = chained([tx("t1", output("ann"))], *[[]] * 39)
 SPENDING = chained(  # each block spends all of the one before it

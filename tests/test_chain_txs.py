@@ -35,6 +35,7 @@ from storage.errors import Damaged
 from storage.history.layout import OUTPUT
 from storage.pool_layout import FROZEN, Record, claim, claim_key, output_hash
 from storage.reassigned import Reassignment
+from storage.rows import seal_bytes
 from storage.windows import Windows
 
 MATURITY, RETENTION = 5, 10
@@ -124,7 +125,7 @@ def test_a_claim_is_one_row(local: LocalStore) -> None:
     rows = local.rows()
     key = claim_key(txid("fund"), 0, 0)
     assert [at for at in rows if at.startswith(txid("fund"))] == [key]
-    assert rows[key] == claim(txid("child"), 0)
+    assert rows[key] == seal_bytes(claim(txid("child"), 0))
     assert local.look(at("fund")).spender == (txid("child"), 0)
     local.write(lambda view: spend(view, txid("child"), [at("fund")], 3))
     assert local.rows() == rows
@@ -157,7 +158,7 @@ def test_freezing(local: LocalStore, recorded: bool) -> None:
         local.write(lambda view: view.need(txid("fund")))
     before, out = local.rows(), at("fund", 2)
     local.write(lambda view: states.freeze(view, out))
-    assert local.rows()[claim_key(txid("fund"), 0, 2)] == FROZEN
+    assert local.rows()[claim_key(txid("fund"), 0, 2)] == seal_bytes(FROZEN)
     assert len(local.rows()) == len(before) + 1
     assert local.look(out).status == "FROZEN"
     frozen = refusal(local, lambda view: submit(view, child("child", out)))

@@ -35,12 +35,13 @@ from storage import chain_txs
 from storage.damage import damage
 from storage.disk import META
 from storage.errors import Damaged
-from storage.history.layout import BLOCK, FILTER, LIVE, OUTPUT, RUN, STATE, TX, UNDO, seal, seal_row
+from storage.history.layout import BLOCK, FILTER, LIVE, OUTPUT, RUN, STATE, TX, UNDO, seal
 from storage.history.layout import TABLES as HISTORY_TABLES
 from storage.history.mmr import NODE
 from storage.history.mmr import TABLES as MMR_TABLES
 from storage.pages import check_file, check_pages
 from storage.precheck import precheck
+from storage.rows import seal_bytes, seal_row
 
 PAGE = 4096
 BLOCKS = chain(700, outputs=6)
@@ -350,13 +351,13 @@ def test_a_child_killed_while_reading_reports_its_place() -> None:
         "from daemon.child import Place, go_on_in_child\n"
         "progress = Place()\n"
         "go_on_in_child(progress)\n"
-        "if sys.argv[1] != 'none': progress.note('utxo_output', int(sys.argv[1]), bytes.fromhex('00000007'))\n"
+        "if sys.argv[1] != 'none': progress.note('history_output', int(sys.argv[1]), bytes.fromhex('00000007'))\n"
         "os.kill(os.getpid(), int(sys.argv[2]))\n"
     )
-    for row, words in (("none", "before the first row was read"), ("0", "in utxo_output at its first row")):
+    for row, words in (("none", "before the first row was read"), ("0", "in history_output at its first row")):
         assert words in died(code, row, signal.SIGABRT)
     for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV):
-        words = f"reading it ended with {number.name} in utxo_output after row 1,234 (key 00000007): keep a copy"
+        words = f"reading it ended with {number.name} in history_output after row 1,234 (key 00000007): keep a copy"
         assert words in died(code, "1234", number)
 
 
@@ -495,7 +496,7 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "a map": lambda _: A_MAP,
 }
 ROWS: dict[str, tuple[Callable[[Hand], object], list[str]]] = {
-    "a chain that is no text": (meta(b"chain", b"\xff\xfe"), ["status", "export", "output"]),
+    "a chain that is no text": (meta(b"chain", seal_bytes(b"\xff\xfe")), ["status", "export", "output"]),
     "a state of no bytes": (meta(STATE, NOTHING), [*ASKED]),
     "a state that is an array of nothing": (meta(STATE, seal_row(msgspec.Raw(b"\x90"))), [*ASKED]),  # type: ignore[arg-type]
     "a state that is one byte": (meta(STATE, b"\x90"), [*ASKED]),

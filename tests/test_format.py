@@ -17,10 +17,11 @@ from chains import Options, back_to, block, feed, open_chain, prune_all, rows
 from daemon.store import TABLES as ALL_TABLES
 from handlers.chain import Chain
 from handlers.events import BlockApplied, BlockPersisted, GenesisOutput, GenesisOutputs, Issuer, Output, Tx
-from storage.history.layout import FORMAT, OUTPUT_RECORD, SPEND, TABLES, TX_RECORD, TXID_ENTRY, seal_row
+from storage.history.layout import FORMAT, OUTPUT_RECORD, SPEND, TABLES, TX_RECORD, TXID_ENTRY
 from storage.history.mmr import TABLES as MMR_TABLES
 from storage.history.runs import Count, Manifest, Merge, Run
 from storage.indexes import NAMES
+from storage.rows import seal_row
 
 Rows = dict[bytes, bytes]
 Entries = list[tuple[bytes, int]]  # digest, number
@@ -113,10 +114,13 @@ def value(count: int, raw: bytes) -> bytes:
     return crc(body) + body
 
 
+def summed(raw: bytes) -> bytes:
+    return raw + crc(raw)
+
+
 def row(text: str) -> bytes:
     """Return a row of MessagePack."""
-    raw = bytes.fromhex(text)
-    return raw + crc(raw)
+    return summed(bytes.fromhex(text))
 
 
 def little(number: int, size: int) -> bytes:
@@ -144,7 +148,7 @@ def prefix(digest: bytes) -> int:
 
 
 def test_the_format_has_a_number_and_a_page() -> None:
-    assert FORMAT == 4
+    assert FORMAT == 5
     assert tuple(f"history_{name}" for name in ("block", "tx", "output", "live", "undo", "run", "filter")) == TABLES
     assert (TX_RECORD.itemsize, OUTPUT_RECORD.itemsize, SPEND.itemsize, TXID_ENTRY.itemsize) == (64, 24, 16, 24)
     page = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
@@ -324,11 +328,11 @@ def test_the_meta_rows(applied: Chain) -> None:
         lists[f"runs:{kind}".encode()] += bytes((0x97, run, low, high, 0, entries, entries, entries))
         counts[f"runs:{kind}".encode()] += 1
     assert rows(applied.store, "utxo_meta") == {
-        b"format": bytes.fromhex("00000004"),
-        b"chain": b"cardano/mainnet",
-        b"genesis": bytes.fromhex("525dd42f11ded063c8266ce92609da47d24ac3ab0473aa580ab9140ead90f180"),
-        b"indexes": ",".join(NAMES).encode(),
-        b"history_from": bytes(4),
+        b"format": bytes.fromhex("00000005"),
+        b"chain": summed(b"cardano/mainnet"),
+        b"genesis": row("525dd42f11ded063c8266ce92609da47d24ac3ab0473aa580ab9140ead90f180"),
+        b"indexes": summed(",".join(NAMES).encode()),
+        b"history_from": summed(bytes(4)),
         b"state": row("97 9403 05 07 0b 02 02 00 0e 63 16"),  # keys; tip, unspent, floor, next number, persisted, run
     } | {name: row(f"94 {0x90 + counts[name]:02x} {listed.hex()} 90 90 {NO_COUNT}") for name, listed in lists.items()}
 
@@ -346,7 +350,7 @@ def test_the_genesis_is_remembered_by_its_digest(applied: Chain) -> None:
     output = f"88 a761646472657373 c41d{PLAIN} a576616c7565 cd03e8 a6617373657473 90 {nothing}"
     whole = f"91 83 a474786964 c420{GENESIS.hex()} a5696e646578 07 a66f7574707574 {output}"
     digest = blake2b(bytes.fromhex(whole), digest_size=32).digest()
-    assert rows(applied.store, "utxo_meta")[b"genesis"] == digest
+    assert rows(applied.store, "utxo_meta")[b"genesis"] == summed(digest)
 
 
 # --- what changes them ---------------------------------------------------------------------------------------------

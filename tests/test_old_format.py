@@ -22,7 +22,7 @@ from storage.precheck import precheck
 TXID = digest("tx", 7)
 ADDRESS = b"\x61" + digest("credential", "ann", size=28)
 BODY = msgspec.msgpack.encode((ADDRESS, 1_000_000))
-SENTENCE = "written in format 1, this version reads format 4: feed the chain again into another data_dir"
+SENTENCE = "written in format 1, this version reads format 5: feed the chain again into another data_dir"
 # Rows of format 1: a block with one transaction and one output, its ways in, and an undo record.
 ROWS: dict[str, list[tuple[bytes, bytes]]] = {
     "utxo_meta": [
@@ -107,6 +107,20 @@ def test_every_command_refuses_it(old: Daemon) -> None:
             assert (told.exit_code, told.stdout) == (3, ""), (command, options, told)
             assert told.stderr == f"Error: {old.folder}/data/lmdb: {SENTENCE}\n", (command, options)
             assert files(old) == before, (command, options)
+
+
+@pytest.mark.parametrize("written", [2, 3, 4, 6])
+def test_so_is_every_other_format(old: Daemon, written: int) -> None:
+    """A later one too: another version may have run on this folder."""
+    with lmdb.open(str(old.folder / "data" / "lmdb"), max_dbs=20) as env, env.begin(write=True) as txn:
+        txn.put(b"format", written.to_bytes(4, "big"), db=env.open_db(b"utxo_meta", txn))
+    before, sentence = files(old), SENTENCE.replace("in format 1", f"in format {written}")
+    done = old.run("run")
+    assert (done.returncode, reason(done)) == (3, f"{old.folder}/data/lmdb: {sentence}")
+    for command in ("verify", "migrate"):
+        told = CliRunner().invoke(main, [command, "--config", str(old.config)])
+        assert (told.exit_code, told.stderr) == (3, f"Error: {old.folder}/data/lmdb: {sentence}\n"), command
+    assert files(old) == before
 
 
 @pytest.mark.parametrize("command", ["run", "serve"])

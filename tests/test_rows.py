@@ -23,7 +23,7 @@ from storage.history.layout import BLOCK, STATE, Block, State
 from storage.history.runs import Count, Manifest, Merge, Run, manifest
 from storage.jobs import Job
 from storage.reassigned import Given, Moves
-from storage.rows import pack, unpack
+from storage.rows import open_row, pack, seal_row
 
 FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it has
     "state": (State([1, 2, 3, 4], 5, 6, 7, 8, 9, 10), 7),
@@ -46,9 +46,19 @@ def test_no_field_may_be_missing(name: str) -> None:
     assert len(fields) == size
     for count in range(size):
         with pytest.raises(Damaged, match=r"^the row cannot be read: "):
-            unpack(type(row), msgspec.msgpack.encode(fields[:count]), "the row")
-    assert unpack(type(row), pack(row), "the row") == row
-    assert unpack(type(row), msgspec.msgpack.encode([*fields, "more"]), "the row") == row  # rows grow at the end
+            open_row(type(row), sealed(fields[:count]), "the row")
+    assert seal_row(row) == sealed(fields)
+    assert open_row(type(row), sealed(fields), "the row") == row
+    assert open_row(type(row), sealed([*fields, "more"]), "the row") == row  # rows grow at the end
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_no_bit_may_change(name: str) -> None:
+    row = seal_row(FULL[name][0])
+    for at in range(len(row)):
+        for changed in (row[:at], row[:at] + bytes([row[at] ^ 1 << at % 8]) + row[at + 1 :]):
+            with pytest.raises(Damaged, match=r"^the row does not have the checksum"):
+                open_row(type(FULL[name][0]), changed, "the row")
 
 
 def sealed(fields: list[Any]) -> bytes:

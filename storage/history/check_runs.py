@@ -10,7 +10,17 @@ import numpy as np
 from storage.history import filters, runs, touches
 from storage.history.consistency import revivable_of
 from storage.history.integrity import KINDS
-from storage.history.layout import FILTER, HEAD_BYTES, TXID_ENTRY, Flags, Numbers, Records, Words, count_of
+from storage.history.layout import (
+    FILTER,
+    HEAD_BYTES,
+    TXID_ENTRY,
+    Flags,
+    Numbers,
+    Records,
+    Words,
+    count_of,
+    read_indexes,
+)
 from storage.history.output_keys import RULES
 from storage.history.runs import Count, Manifest, Merge, Run
 from storage.history.tally import Sieve, Sink, Tally
@@ -40,7 +50,7 @@ def manifests(view: View) -> dict[str, Manifest]:
 
 def kept(view: View) -> list[str]:
     """Return the indexes over outputs that are complete."""
-    names = (view.txn.get(b"indexes", db=view.meta) or b"").decode().split(",")
+    names = read_indexes(view.txn, view.meta)
     return [name for name in (*RULES, touches.KIND) if name in names]
 
 

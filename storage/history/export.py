@@ -30,12 +30,12 @@ from storage.history.layout import (
     Flags,
     Numbers,
     Records,
-    check_row,
     outputs_in,
     stored_state,
 )
 from storage.history.stored import read_block, read_undo
 from storage.history.values import KEY, unpacked
+from storage.rows import check_row
 
 _U32 = Packed(">I")
 _VALUES = 64  # for each snapshot: some thousand outputs, some milliseconds

@@ -40,7 +40,6 @@ from storage.history.layout import (
     outputs_in,
     pack_counts,
     seal,
-    seal_row,
     stored_state,
     words,
 )
@@ -52,7 +51,7 @@ from storage.history.recent import Recent
 from storage.history.runs import Index
 from storage.history.stored import Stored, reachable, read_block, read_spent, read_undo
 from storage.history.values import Values
-from storage.rows import TxFlag
+from storage.rows import TxFlag, seal_row
 
 U32 = Packed(">I")
 UNDO_KEY = Packed(">II")

@@ -8,7 +8,7 @@ from struct import Struct as Packed
 import msgspec
 import numpy as np
 
-from storage.disk import META, Txn
+from storage.disk import FORMAT_KEY, META, Txn
 from storage.errors import Damaged
 from storage.history import datums, runs, touches
 from storage.history.bits import open_chunk
@@ -18,6 +18,7 @@ from storage.history.layout import (
     ENTRY,
     FILTER,
     HEAD_BYTES,
+    INDEXES,
     LIVE,
     OUTPUT,
     OUTPUT_RECORD,
@@ -30,7 +31,6 @@ from storage.history.layout import (
     UNDO,
     Block,
     check,
-    check_row,
     count_of,
     stored_state,
 )
@@ -38,22 +38,13 @@ from storage.history.mmr import BIT_NODE, NODE, THIN_AT
 from storage.history.mmr_nodes import unpack
 from storage.history.output_keys import RULES
 from storage.history.view import View
+from storage.rows import check_row
 
 KINDS = ("txid", "block", "spender", *RULES, touches.KIND)
 LARGEST = 1 << 62  # no number of an output is larger
 _RUNS = b"runs:"
-_OTHERS = {
-    b"format",
-    b"chain",
-    b"indexes",
-    b"genesis",
-    b"home",
-    b"records_stale",
-    b"store",
-    THIN_AT,
-    touches.FROM,
-    STATE,
-}  # rows of utxo_meta
+# Rows of utxo_meta, next to the format, the state and the lists of runs.
+_SINGLE = {b"chain", INDEXES, b"genesis", b"home", b"records_stale", b"store", THIN_AT, touches.FROM}
 _KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8, NODE: 8, BIT_NODE: 8}
 _NUMBER = Packed(">Q")
 _read_block = msgspec.msgpack.Decoder(Block).decode
@@ -105,18 +96,27 @@ def check_meta(txn: Txn, view: View) -> Iterator[str]:
             for run in listed:
                 if not 0 < run <= last_run:  # the next run would have the same key
                     yield f"run {run} of {kind} has a number above the last one, {last_run}"
-        elif key not in _OTHERS:
+        elif key in _SINGLE:
+            try:
+                yield from _single(key, check_row(value, f"the row {key.decode()} of utxo_meta"))
+            except Damaged as error:
+                yield str(error)
+        elif key not in (FORMAT_KEY, STATE):
             yield f"utxo_meta has a row {key!r}, which nothing has written"
-        elif key == b"genesis" and len(value) != 32:
-            yield f"the digest of the genesis outputs has {len(value)} bytes"
-        elif key == b"store" and value != b"mmr":
-            yield f"the kind of the store is {value!r}"
-        elif key == touches.FROM and len(value) != 4:
-            yield f"the first block of the history has {len(value)} bytes"
-        elif key == THIN_AT and len(value) != 8:
-            yield f"the position at which nodes are let go has {len(value)} bytes"
-        elif key == b"indexes" and not set(value.decode(errors="replace").split(",")) <= {"", *RULES, touches.KIND}:
-            yield f"the list of indexes is {value!r}"
+
+
+def _single(key: bytes, value: bytes) -> Iterator[str]:
+    """Yield what is wrong with what a single row of the meta table says."""
+    if key == b"genesis" and len(value) != 32:
+        yield f"the digest of the genesis outputs has {len(value)} bytes"
+    elif key == b"store" and value != b"mmr":
+        yield f"the kind of the store is {value!r}"
+    elif key == touches.FROM and len(value) != 4:
+        yield f"the first block of the history has {len(value)} bytes"
+    elif key == THIN_AT and len(value) != 8:
+        yield f"the position at which nodes are let go has {len(value)} bytes"
+    elif key == INDEXES and not set(value.decode(errors="replace").split(",")) <= {"", *RULES, touches.KIND}:
+        yield f"the list of indexes is {value!r}"
 
 
 def _block(key: bytes, raw: bytes) -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.rows import Body, TxFlag, pack, unpack
+from storage.rows import Body, TxFlag, check_row, open_row, pack, seal_bytes
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -26,11 +26,11 @@ Numbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]  # one word each, or digests of four words
 Records = npt.NDArray[np.void]
 
-FORMAT = 4
+FORMAT = 5
 BLOCK, TX, OUTPUT, LIVE = "history_block", "history_tx", "history_output", "history_live"
 UNDO, RUN, FILTER = "history_undo", "history_run", "history_filter"
 TABLES = (BLOCK, TX, OUTPUT, LIVE, UNDO, RUN, FILTER)
-STATE = b"state"
+STATE, INDEXES = b"state", b"indexes"
 
 VALUE_BYTES = 16_300  # of a value: four pages less LMDB's header and ours
 DATUMS = 1 << 31  # part of an undo log from which on it has datums, not spends
@@ -177,23 +177,6 @@ def check(value: bytes, what: str) -> None:
         raise Damaged(f"{what} does not have the checksum that was written with it")
 
 
-def seal_row(row: Struct) -> bytes:
-    """Return a row of MessagePack with a checksum behind it, so that its first bytes are those of a plain row."""
-    body = msgspec.msgpack.encode(row)
-    return body + zlib.crc32(body).to_bytes(4, "little")
-
-
-def check_row(raw: bytes, what: str) -> bytes:
-    """Return the MessagePack of a row.
-
-    Raises:
-        Damaged: its checksum is another one.
-    """
-    if len(raw) < 5 or zlib.crc32(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
-        raise Damaged(f"{what} does not have the checksum that was written with it")
-    return raw[:-4]
-
-
 def pack_counts(outputs: Numbers, flags: Bytes) -> npt.NDArray[np.uint32]:
     """Return how many outputs transactions count, with their flags (`TxFlag`), in one number each."""
     packed: npt.NDArray[np.uint32] = (outputs << _FLAG_BITS).astype(np.uint32) | flags
@@ -258,7 +241,27 @@ def stored_state(txn: Txn, meta: Db) -> State:
     Raises:
         Damaged: its row can't be read.
     """
-    return unpack(State, check_row(txn.get(STATE, b"", db=meta), "the state"), "the state")
+    return open_row(State, txn.get(STATE, b"", db=meta), "the state")
+
+
+def meta_row(txn: Txn, meta: Db, key: bytes) -> bytes | None:
+    """Return what a single row of the meta table says, None where it is not there.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    raw = txn.get(key, db=meta)
+    return None if raw is None else check_row(raw, f"the row {key.decode()} of utxo_meta")
+
+
+def read_indexes(txn: Txn, meta: Db) -> list[str]:
+    """Return the names of the indexes that are complete."""
+    return [name for name in (meta_row(txn, meta, INDEXES) or b"").decode(errors="replace").split(",") if name]
+
+
+def put_meta_row(txn: Txn, meta: Db, key: bytes, raw: bytes) -> None:
+    """Store a single row of the meta table."""
+    txn.put(key, seal_bytes(raw), db=meta)
 
 
 def delete_from(txn: Txn, table: Db, key: bytes, doomed: Callable[[bytes], bool], most: int | None = None) -> int:

@@ -17,7 +17,7 @@ from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history.batch import Batch, Waiting
 from storage.history.bits import BITS, StoredBits, TableBits
-from storage.history.layout import LIVE, Bytes, Flags, Numbers, Words, stored_state
+from storage.history.layout import LIVE, Bytes, Flags, Numbers, Words, meta_row, put_meta_row, stored_state
 from storage.history.mmr_arrays import grow, hashes, in_bytes, leaf_positions, rehash
 from storage.history.mmr_nodes import BIT_NODES, NODES, HeldNodes, Nodes, StoredNodes
 from storage.history.mmr_thin import Thinned
@@ -64,7 +64,7 @@ class MountainRanges:
         self._nodes.load(txn, size_of(count))
         self._bit_nodes.load(txn, size_of(mmr.chunks(count)))
         self._find_tops(txn, count)
-        self._thin_at = self._thin_saved = int.from_bytes(txn.get(THIN_AT, b"", db=self._meta), "big")
+        self._thin_at = self._thin_saved = int.from_bytes(meta_row(txn, self._meta, THIN_AT) or b"", "big")
 
     def _find_tops(self, txn: Txn, count: int) -> None:
         heights = [height for height in reversed(range(count.bit_length())) if count >> height & 1]
@@ -125,7 +125,7 @@ class MountainRanges:
             nodes = self._bit_nodes.resize(txn, size_of(after))
             self._bit_nodes.write(txn, rehash(nodes, after, chunks, live.chunks(chunks)))
         if self._thin_at != self._thin_saved:
-            txn.put(THIN_AT, U64.pack(self._thin_at), db=self._meta)
+            put_meta_row(txn, self._meta, THIN_AT, U64.pack(self._thin_at))
             self._thin_saved = self._thin_at
 
     # --- thinning ------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from storage.history.layout import (
     UNDO,
     Flags,
     Records,
-    seal_row,
     stored_state,
 )
 from storage.history.merging import merge_runs
@@ -31,6 +30,7 @@ from storage.history.store import HistoryStore
 from storage.history.stored import Stored, read_undo
 from storage.history.tally import BitSet
 from storage.history.values import bodies, unpacked
+from storage.rows import seal_row
 
 _VALUES = 2000  # of outputs, for each commit
 _ENTRIES = 2_000_000  # of each index that are merged in one commit

@@ -30,12 +30,10 @@ from storage.history.layout import (
     Numbers,
     Records,
     Words,
-    check_row,
     delete_from,
     seal,
-    seal_row,
 )
-from storage.rows import unpack
+from storage.rows import open_row, seal_row
 
 KEY = Packed(">IQQ")
 _MOST_HELD = 50_000  # entries of a run that are held: a block that is looked up soon
@@ -365,8 +363,7 @@ def manifest_of(raw: bytes | None, kind: str) -> Manifest:
     """
     if raw is None:
         return Manifest()
-    what = f"the list of runs of {kind}"
-    return unpack(Manifest, check_row(raw, what), what)
+    return open_row(Manifest, raw, f"the list of runs of {kind}")
 
 
 def _of_run(run: int) -> Callable[[bytes], bool]:

@@ -13,21 +13,25 @@ from storage.history.kept import Kept
 from storage.history.layout import (
     BLOCK,
     FORMAT,
+    INDEXES,
     STATE,
     UNDO,
     Block,
     State,
     delete_from,
+    meta_row,
     new_state,
-    seal_row,
+    put_meta_row,
+    read_indexes,
     stored_state,
 )
 from storage.history.mmr import TABLES as MMR_TABLES
 from storage.history.mmr import Leaves, MountainRanges, StoredMmr
 from storage.history.output_keys import RULES
 from storage.history.stored import Stored, read_block
+from storage.rows import seal_row
 
-_CHAIN, _INDEXES, _GENESIS = b"chain", b"indexes", b"genesis"
+_CHAIN, _GENESIS = b"chain", b"genesis"
 _KIND, _MMR = b"store", b"mmr"  # a store of the kind "classic" has no such row
 
 
@@ -50,7 +54,7 @@ class HistoryStore:
 
     def _written_kind(self) -> bytes:
         with self.disk.read() as txn:
-            return txn.get(_KIND, b"", db=self.meta)
+            return meta_row(txn, self.meta, _KIND) or b""
 
     def history_of(self, indexes: Sequence[str]) -> History:
         """Return what writes the tables with these indexes, in their own order; it is not loaded yet."""
@@ -86,13 +90,13 @@ class HistoryStore:
         with self.disk.read() as txn:
             kept, begun = self.kept_indexes(txn), touches.first_block(txn, self.meta) is not None
         there = [*kept, touches.KIND] if begun and touches.KIND not in kept else kept  # a `reindex` did not end
-        self.history = self.history_of(there)
         missing = [name for name in wanted if name not in kept]
         if missing:
             raise WrongFormat(
                 f"{self.disk.folder}: index {', '.join(missing)} was off while blocks were applied: "
                 "build it with `utxod reindex`, or switch it off"
             )
+        self.history = self.history_of(there)
         dropped = [name for name in there if name not in wanted]
         if dropped:  # stop keeping it now: half an index would be worse than none
             self.disk.write(lambda txn: self._drop_indexes(txn, dropped, wanted))
@@ -106,7 +110,7 @@ class HistoryStore:
         """
         with self.disk.read() as txn:
             written = txn.get(FORMAT_KEY, db=self.meta)
-            kept = txn.get(_CHAIN, b"", db=self.meta).decode(errors="replace")
+            kept = self.chain(txn)
         if written is None:
             raise WrongFormat(f"{self.disk.folder}: this store has no format; no daemon ever opened it")
         if chain != kept:
@@ -114,9 +118,9 @@ class HistoryStore:
 
     def _create(self, txn: Txn, chain: str, wanted: Sequence[str]) -> None:
         txn.put(FORMAT_KEY, FORMAT.to_bytes(4, "big"), db=self.meta)
-        txn.put(_CHAIN, chain.encode(), db=self.meta)
+        put_meta_row(txn, self.meta, _CHAIN, chain.encode())
         if self.mmr:
-            txn.put(_KIND, _MMR, db=self.meta)
+            put_meta_row(txn, self.meta, _KIND, _MMR)
         self.put_indexes(txn, wanted)
         if touches.KIND in wanted:
             touches.put_first_block(txn, self.meta, 0)
@@ -157,19 +161,19 @@ class HistoryStore:
 
     def marks(self, txn: Txn) -> tuple[bytes | None, bytes | None]:
         """Return the bytes of `state` and `kept_indexes`, to find out whether they have changed."""
-        return txn.get(STATE, db=self.meta), txn.get(_INDEXES, db=self.meta)
+        return txn.get(STATE, db=self.meta), txn.get(INDEXES, db=self.meta)
 
     def kept_indexes(self, txn: Txn) -> list[str]:
         """Return the names of the indexes that are complete."""
-        return [name for name in txn.get(_INDEXES, b"", db=self.meta).decode(errors="replace").split(",") if name]
+        return read_indexes(txn, self.meta)
 
     def put_indexes(self, txn: Txn, names: Iterable[str]) -> None:
         """Remember which indexes are complete."""
-        txn.put(_INDEXES, ",".join(names).encode(), db=self.meta)
+        put_meta_row(txn, self.meta, INDEXES, ",".join(names).encode())
 
     def chain(self, txn: Txn) -> str:
         """Return the family and network that this store keeps."""
-        return txn.get(_CHAIN, b"", db=self.meta).decode()
+        return (meta_row(txn, self.meta, _CHAIN) or b"").decode(errors="replace")
 
     def format(self, txn: Txn) -> int:
         """Return the format that this store is written in."""
@@ -177,11 +181,11 @@ class HistoryStore:
 
     def genesis(self, txn: Txn) -> bytes | None:
         """Return the digest of the genesis outputs that were seeded."""
-        return txn.get(_GENESIS, db=self.meta)
+        return meta_row(txn, self.meta, _GENESIS)
 
     def put_genesis(self, txn: Txn, digest: bytes) -> None:
         """Remember which genesis outputs were seeded."""
-        txn.put(_GENESIS, digest, db=self.meta)
+        put_meta_row(txn, self.meta, _GENESIS, digest)
 
     def block_at(self, txn: Txn, ordinal: int) -> Block:
         """Return a block.

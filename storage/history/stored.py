@@ -34,7 +34,6 @@ from storage.history.layout import (
     TxFound,
     Words,
     check,
-    check_row,
     count_of,
     outputs_in,
     stored_state,
@@ -43,7 +42,7 @@ from storage.history.layout import (
 from storage.history.prefixes import prefix_of, prefixes
 from storage.history.stored_index import StoredIndex
 from storage.history.stored_values import StoredValues
-from storage.rows import unpack
+from storage.rows import open_row
 
 _TX, _OUTPUT = Packed("<q32sqII"), Packed("<qQII")  # records, the first one without its end
 _U32 = Packed(">I")
@@ -265,7 +264,7 @@ def read_block(txn: Txn, table: Db, ordinal: int) -> Block:
     raw = txn.get(_U32.pack(ordinal), db=table)
     if raw is None:
         raise Damaged(f"block {ordinal} has no row")
-    return unpack(Block, check_row(raw, f"block {ordinal}"), f"block {ordinal}")
+    return open_row(Block, raw, f"block {ordinal}")
 
 
 def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:

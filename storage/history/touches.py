@@ -13,7 +13,7 @@ import numpy as np
 
 from storage.disk import Db, Txn
 from storage.history.batch import Batch, Spends
-from storage.history.layout import ENTRY, Block, Numbers, Records, Words, outputs_in
+from storage.history.layout import ENTRY, Block, Numbers, Records, Words, meta_row, outputs_in, put_meta_row
 from storage.history.output_keys import RULES
 from storage.history.stored import Stored
 
@@ -65,10 +65,10 @@ def of_block(stored: Stored, ordinal: int, block: Block) -> Records:
 
 def first_block(txn: Txn, meta: Db) -> int | None:
     """Return the first block of which every touch is known, None where the index is not kept."""
-    raw = txn.get(FROM, db=meta)
+    raw = meta_row(txn, meta, FROM)
     return None if raw is None else int(_U32.unpack(raw)[0])
 
 
 def put_first_block(txn: Txn, meta: Db, ordinal: int) -> None:
     """Remember from which block on every touch is known."""
-    txn.put(FROM, _U32.pack(ordinal), db=meta)
+    put_meta_row(txn, meta, FROM, _U32.pack(ordinal))

@@ -22,13 +22,13 @@ from storage.history.layout import (
     Numbers,
     Records,
     Words,
-    check_row,
     count_of,
     stored_state,
 )
 from storage.history.prefixes import prefixes
 from storage.history.stored import Stored
 from storage.history.tally import BitSet
+from storage.rows import check_row
 
 Progress = Callable[[str, int, bytes], None]  # the table, how many rows of it were read, the key of the last one
 
