@@ -14,6 +14,7 @@ from chains import (
     LEAVES,
     Options,
     back_to,
+    dump,
     feed,
     open_chain,
     prune_all,
@@ -175,6 +176,25 @@ def test_a_history_that_begins_late_has_what_is_still_known(tmp_path: Path) -> N
         for address, txids in touched(chain).items():
             assert set(txids) <= set(whole[address])
             assert [txid for txid in txids if txid in since] == [txid for txid in whole[address] if txid in since]
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_an_index_of_a_store_without_outputs_needs_no_reindex(tmp_path: Path, fed: bool) -> None:
+    """Before the first block, and when all of them were rolled back; another index may be switched off meanwhile."""
+    blocks = random_chain(Random(6), 10, repeats=False)
+    with open_chain(tmp_path, indexes=("policy", "address_hash")) as chain:
+        if fed:
+            feed(chain, *blocks)
+            assert chain.rollback(back_to("origin"))
+    wanted = [name for name in NAMES if name != "policy"]
+    with open_chain(tmp_path, indexes=wanted) as chain:
+        feed(chain, *blocks)
+        sound(chain)
+        assert touched(chain) == expected(GenesisOutputs(outputs=[]), blocks)
+        found = dump(chain.store)
+    with open_chain(tmp_path / "direct", indexes=wanted) as chain:
+        feed(chain, *blocks)
+        assert dump(chain.store) == found and not {*wanted} - {*found} - {"history"}
 
 
 def test_a_history_that_is_switched_off_is_deleted(tmp_path: Path) -> None:

@@ -89,9 +89,13 @@ class HistoryStore:
             )
         with self.disk.read() as txn:
             kept, begun = self.kept_indexes(txn), touches.first_block(txn, self.meta) is not None
+            bare = self.state(txn).next_number == 0
         there = [*kept, touches.KIND] if begun and touches.KIND not in kept else kept  # a `reindex` did not end
         missing = [name for name in wanted if name not in kept]
-        if missing:
+        if missing and bare:  # there is nothing that they could miss
+            there = [*there, *missing]
+            self.disk.write(lambda txn: self._begin_indexes(txn, there))
+        elif missing:
             raise WrongFormat(
                 f"{self.disk.folder}: index {', '.join(missing)} was off while blocks were applied: "
                 "build it with `utxod reindex`, or switch it off"
@@ -121,10 +125,14 @@ class HistoryStore:
         put_meta_row(txn, self.meta, _CHAIN, chain.encode())
         if self.mmr:
             put_meta_row(txn, self.meta, _KIND, _MMR)
+        self._begin_indexes(txn, wanted)
+        txn.put(STATE, seal_row(new_state()), db=self.meta)
+
+    def _begin_indexes(self, txn: Txn, wanted: Sequence[str]) -> None:
+        """Keep indexes from the first output on."""
         self.put_indexes(txn, wanted)
         if touches.KIND in wanted:
             touches.put_first_block(txn, self.meta, 0)
-        txn.put(STATE, seal_row(new_state()), db=self.meta)
 
     def _drop_indexes(self, txn: Txn, dropped: Sequence[str], wanted: Sequence[str]) -> None:
         self.history.load(txn)
