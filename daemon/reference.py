@@ -41,7 +41,8 @@ send FILE` sends such lines or frames and prints the answers. The example messag
 `unknown_type`, an unknown field or value with `malformed`; the error has the place and the nearest known name. Only in
 `Hello`, unknown fields are ignored. Omit fields that have their default value, because an older daemon refuses fields
 that were added later. In messages from the daemon, ignore unknown fields; fields that are marked as required are always
-present. Integers without bounds are from -2^63 to 2^64-1.
+present. Integers without bounds are from -2^63 to 2^64-1. They are exact in JSON too: a language whose numbers are
+doubles, such as JavaScript, needs big integers for values above 2^53.
 
 **Answers** are sent in the order of the messages. A message with a `seq` gets exactly one answer: an [Ack](#ack) once
 its effect is durable on disk, or an [Error](#error) if it was refused and changed nothing. A message without a `seq`

@@ -58,6 +58,9 @@ class MessageFile:
                 if last > first:
                     yield self._decode(bytes(memoryview(buffer)[first:last]), encoding)
             del buffer[:start]
+            if encoding == "frames" and len(buffer) >= wire.LENGTH.size and _length(buffer) > _LONGEST:
+                what = "which is no frame; JSON Lines begin with {"
+                raise FeedError(f"{self._place(encoding, 1)} begins with {bytes(buffer[:4])!r}, {what}")
             if len(buffer) > _LONGEST:
                 raise FeedError(f"{self._place(encoding, 1)} is longer than {_LONGEST} bytes")
             more = await _more(file)
@@ -95,12 +98,17 @@ def _cut_line(buffer: bytearray, start: int) -> tuple[int, int, int] | None:
     return None if end < 0 else (start, end, end + 1)
 
 
+def _length(buffer: bytearray, start: int = 0) -> int:
+    length: int = wire.LENGTH.unpack_from(buffer, start)[0]
+    return length
+
+
 def _cut_frame(buffer: bytearray, start: int) -> tuple[int, int, int] | None:
     """Return where the next frame's body begins and ends, and what follows it."""
     first = start + wire.LENGTH.size
     if len(buffer) < first:
         return None
-    (length,) = wire.LENGTH.unpack_from(buffer, start)
+    length = _length(buffer, start)
     return None if len(buffer) < first + length else (first, first + length, first + length)
 
 
