@@ -293,8 +293,11 @@ def test_every_error_code_of_http_is_documented() -> None:
 def test_the_licence_of_every_dependency_is_listed() -> None:
     listed = dict(re.findall(r"^\| ([\w-]+) \| (.+) \|$", (ROOT / "docs" / "licences.md").read_text(), re.MULTILINE))
     listed = {name: licence for name, licence in listed.items() if name not in {"package", "---"}}
-    lock = (ROOT / "requirements" / "service.txt").read_text()
-    locked = re.findall(r"^([\w-]+)==\S+(.*)$", lock, re.MULTILINE)
+    run, locked = (
+        re.findall(r"^([\w-]+)==\S+(.*)$", (ROOT / "requirements" / f"{name}.txt").read_text(), re.MULTILINE)
+        for name in ("run", "service")
+    )
+    assert {name for name, _ in run} <= {name for name, _ in locked}, "what ./run installs is distributed too"
     assert listed.keys() == {name for name, marker in locked if "pypy" not in marker}  # it needs CPython
     for name, licence in listed.items():
         told = metadata.metadata(name)
