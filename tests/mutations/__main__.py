@@ -92,7 +92,7 @@ class Tree:
 def main() -> int:
     """Run what the arguments ask for; return the exit code."""
     parser = argparse.ArgumentParser(prog="tests/mutations/run", description=__doc__)
-    parser.add_argument("names", nargs="*", default=["*"], help="areas, or names such as ledger/3; else all")
+    parser.add_argument("names", nargs="*", default=["*"], help="areas, or names such as history/3; else all")
     parser.add_argument("-n", type=int, default=2, help="how many at a time (2)")
     parser.add_argument("--list", action="store_true", help="only list them")
     parser.add_argument("--whole", action="store_true", help="run the whole suite for what its own tests do not catch")
