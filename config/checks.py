@@ -127,7 +127,7 @@ def recovery_problems(recovery: Recovery) -> list[Problem]:
 
 
 def _retention(config: Config) -> list[Problem]:
-    """Check that no transaction is deleted before the parents of unmined ones are preserved, nor preserved in vain."""
+    """Check that parents of unmined transactions are preserved before they are deleted, and for longer."""
     retention = config.transactions.block_height_retention
     if not (config.pruner.enabled and config.transactions.enabled and retention):
         return []

@@ -1,4 +1,4 @@
-"""Conflicts between transactions: who builds on whom, what can't be true next to what, and who gives way."""
+"""Conflicts between transactions: descendants, transactions that exclude each other, and which of them lose."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def counter_conflicting(view: TxView, txid: bytes) -> list[bytes]:
     """Return the transaction itself and all that can't be true next to it.
 
     Raises:
-        TxFault: `PROCESSING`: it names an output that does not exist, or what it conflicts with can't give way.
+        TxFault: `PROCESSING`: it names an output that does not exist, or conflicts with one that can't lose.
     """
     held = view.get(txid)
     if held is None:
@@ -54,7 +54,7 @@ def counter_conflicting(view: TxView, txid: bytes) -> list[bytes]:
             raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which does not exist")
         if spending.frozen(row):
             raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which is frozen")
-        if spending.spent(row) and (loser := claimant(row)[0]) != txid:  # what builds on itself need not give way
+        if spending.spent(row) and (loser := claimant(row)[0]) != txid:  # a transaction does not conflict with itself
             builds_on = descendants(view, loser)
             if txid in builds_on:
                 raise TxFault(
@@ -65,10 +65,10 @@ def counter_conflicting(view: TxView, txid: bytes) -> list[bytes]:
 
 
 def decide(view: TxView, winners: Sequence[bytes], height: int) -> list[bytes]:
-    """Let conflicting transactions win: what stood against them gives way, all in one. Returns the losers.
+    """Let conflicting transactions win and those that exclude them lose, all or none. Returns the losers.
 
     Raises:
-        TxFault: `PROCESSING`: a winner is not conflicting, or what it conflicts with can't give way; `UTXO_ERROR`.
+        TxFault: `PROCESSING`: a winner is not conflicting, or one that it conflicts with can't lose; `UTXO_ERROR`.
     """
     with view.all_or_nothing():
         losers: dict[bytes, None] = {}

@@ -170,7 +170,9 @@ class Creation:
         try:
             for number in range(self.records - 1, -1, -1):
                 await write(partial(self.remove, number))
-        except StoreFull as error:  # the master is still being created: it can't be spent, and the next attempt goes on
+        except (
+            StoreFull
+        ) as error:  # the master is still being created: it can't be spent, and the next attempt continues
             log.warning("creation_not_removed", txid=self.tx.txid.hex(), error=str(error))
 
     async def _release(self, write: Write) -> None:

@@ -195,7 +195,7 @@ class TxView:
         return self.inputs(held.txid) if held.chain_tx is None else self.chain.inputs(self.txn, held.chain_tx)
 
     def own_block(self, height: int, block_id: int) -> int | None:
-        """Return the ordinal of a block of the active chain; a message asks for the same one repeatedly."""
+        """Return the ordinal of a block of the active chain; a message needs the same one repeatedly."""
         if self._asked != (height, block_id):
             self._asked = height, block_id
             self._answer = self.chain.blocks.ordinal_at(self.txn, height, block_id)
@@ -362,7 +362,7 @@ class TxView:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def read_ahead(self, txids: Iterable[bytes], outpoints: Collection[OutPoint]) -> None:
-        """Read at once what will be asked for."""
+        """Read together what will be needed."""
         self.rows.read_ahead(txids, ())
         record, absent = self.rows.record, self.chain.absent  # what is not known has no claims
         known = {txid for txid in {each[0] for each in outpoints} if record(txid) or not absent(txid)}

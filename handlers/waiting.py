@@ -27,7 +27,7 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 EXAMINED = 20_000  # transactions, inputs and outputs that are examined before a page ends early
-MOST_EXAMINED = 200_000  # for one package, or for the pages before the one that is asked for
+MOST_EXAMINED = 200_000  # for one package, or for the pages before the requested one
 _TURN = 500  # of them at a time
 
 

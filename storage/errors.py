@@ -59,7 +59,7 @@ class ChainMoved(StoreError):
     def __init__(self, block: str, *, passed: bool) -> None:
         why = "is now below the rollback floor" if passed else "was rolled back meanwhile"
         how = ", faster, or from a copy of the store" if passed else ""
-        super().__init__(f"incomplete: {block}, at which this began, {why}: begin again{how}")
+        super().__init__(f"incomplete: {block}, at which this began, {why}: start again{how}")
 
 
 class SnapshotExpired(Exception):

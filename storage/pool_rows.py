@@ -63,7 +63,7 @@ class PoolRows:
     # --- reading ahead -------------------------------------------------------------------------------------------
 
     def read_ahead(self, txids: Iterable[bytes], outputs: Iterable[OutPoint]) -> None:
-        """Read records, and claims on first pages, that will be asked for."""
+        """Read records, and claims on first pages, that will be needed."""
         wanted = {txid for txid in txids if txid not in self._records}
         self._records.update(dict.fromkeys(wanted))
         for txid, record in self.pool.records(self.txn, wanted).items():

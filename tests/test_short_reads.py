@@ -47,7 +47,7 @@ def test_an_export_whose_block_is_rolled_back_fails(tmp_path: Path) -> None:
             assert client.ask(back_to(blocks[-2]))["status"] == "rolled_back"
             export.stdout.read()
             name = blocks[-1]["hash"].hex()
-            why = f"incomplete: block {len(blocks)} {name}, at which this began, was rolled back meanwhile: begin again"
+            why = f"incomplete: block {len(blocks)} {name}, at which this began, was rolled back meanwhile: start again"
             assert export.stderr.read().decode() == f"Error: {why}\n" and export.wait(PATIENCE_S) == 1
 
 

@@ -299,7 +299,7 @@ RUNS: dict[str, list[tuple[str, Callable[[Manifest], object]]]] = {
             lambda m: setattr(longest(m), "entries", longest(m).room + 1),
         ),
         (
-            r"the merge of address_hash rewrites run \d+, of which no entry has died",
+            r"the merge of address_hash rewrites run \d+, of which no entry is dead",
             lambda m: setattr(rewriting(m), "lived", rewriting(m).entries),
         ),
         ("the merge of address_hash reads runs of other levels", lambda m: setattr(rewriting(m), "level", 7)),
@@ -474,7 +474,10 @@ MMR: list[Case] = [  # of a store with one
     ),
     ("has 2 nodes, of 1 in all", change_first(BIT_NODE, lambda raw: seal(2, raw[8:] * 2))),
     ("the kind of the store is b'mmx'", lambda h: h.put(META, b"store", seal_bytes(b"mmx"))),
-    ("the position at which nodes are let go has 7 bytes", lambda h: h.put(META, THIN_AT, seal_bytes(bytes(7)))),
+    (
+        "the position of the next node to examine for deletion has 7 bytes",
+        lambda h: h.put(META, THIN_AT, seal_bytes(bytes(7))),
+    ),
 ]
 AT_START: list[Case] = [  # also found before a service opens the store
     ("utxo_meta has a row b'what', which nothing has written", lambda h: h.put(META, b"what", b"1")),

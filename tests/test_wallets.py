@@ -457,7 +457,11 @@ def proved(tree: bytes) -> tuple[bytes, list[bytes]]:
         ("/block-height/547", 404, "Block not found"),
         (f"/scripthash/{KEY[2:]}", 400, "scripthash has to be 64 hexadecimal digits"),
         ("/address/mine", 400, "Invalid Bitcoin address"),
-        (f"/scripthash/{KEY}/txs/chain/{KEY}", 400, f"transaction {KEY} is not in the chain: begin again"),
+        (
+            f"/scripthash/{KEY}/txs/chain/{KEY}",
+            400,
+            f"transaction {KEY} is not in the chain: start from the first page",
+        ),
         ("/fee-estimates", 503, "no node is configured (upstream.bitcoin)"),
         ("/nothing", 404, "Not Found"),
     ],

@@ -39,10 +39,10 @@ class ChangeRoutes:
             except UnknownPoint as error:
                 raise Problem(404, "unknown_point", str(error)) from error
             except PointGone as error:
-                hint = "begin with the list of what is unspent now, and go on from its tip"
+                hint = "list the unspent outputs, and continue from the tip of that answer"
                 raise Problem(404, "gone", str(error), hint, {"oldest": _shown(error.oldest)}) from error
             except PointRemoved as error:
-                hint = "undo what came after the ancestor, and go on from there"
+                hint = "undo the changes after the ancestor, and continue from there"
                 detail = {"ancestor": _shown(error.ancestor)}
                 raise Problem(409, "point_removed", str(error), hint, detail) from error
             found, cursor = changes.page(requested.count)

@@ -1,4 +1,4 @@
-"""Who knows what became of a transaction, and the handler that asks them."""
+"""Sources of the status of a transaction, and the handler that queries them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Mined(Struct, frozen=True):
 
 
 class Conflicting(Struct, frozen=True):
-    """Another transaction has taken its place for good."""
+    """Another transaction has replaced it permanently."""
 
     reason: str = "another transaction spends its inputs"
 
@@ -47,7 +47,7 @@ State = Unknown | Pending | Mined | Conflicting
 
 
 class SourceAway(Exception):
-    """A source can't be asked now; that says nothing about the transaction."""
+    """A source is not available at the moment; the status of the transaction is unknown."""
 
 
 class Finality(Protocol):
@@ -96,7 +96,7 @@ class Breaker:
 
     @property
     def circuit(self) -> Circuit:
-        """Whether the source is asked, not asked, or asked by one caller who finds out."""
+        """Whether the source is queried, not queried, or queried by one caller to find out whether it is back."""
         if self._failures < self._threshold:
             return "closed"
         return "open" if self._probing or self._clock() < self._closed_until else "half_open"
@@ -137,7 +137,7 @@ class Breaker:
 
 
 class FinalityHandler:
-    """Asks the sources in their order until one is sure: the handler of the daemon."""
+    """The handler of the daemon: queries the sources in order until one is sure."""
 
     def __init__(
         self, sources: Sequence[Breaker], confirmations: int, patience: Callable[[], float] = lambda: 0.0

@@ -253,7 +253,7 @@ class Manager:
         return claims
 
     def _can_ask(self) -> bool:
-        """Return whether a source can be asked; False if that cannot be found out."""
+        """Return whether a source is available; False if that cannot be determined."""
         with self.numbers.callback("available"):
             return self._available()
         return False

@@ -1,4 +1,4 @@
-"""Handlers of one's own: found by their names in the configuration, and asked before the daemon's."""
+"""Handlers of one's own: found by their names in the configuration, and called before the daemon's."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def _made(found: object) -> Handler:
 
 
 class InTurn:
-    """Asks several handlers, in order, until one is sure."""
+    """Calls several handlers, in order, until one is sure."""
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
         """Take the handlers, the one to believe first."""
         self._handlers = handlers
 
     async def recover(self, txid: bytes) -> Outcome:
-        """See `Handler`. Only what none of them knows is not found."""
+        """See `Handler`. A transaction is not found only if no handler has it."""
         unsure = list[Outcome]()
         for handler in self._handlers:
             try:

@@ -32,7 +32,7 @@ class Turn(Protocol):
     """Runs work on the writer's thread."""
 
     def __call__(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run it there, after what was asked for before."""
+        """Run it there, after earlier requests."""
 
 
 class Survey:

@@ -100,7 +100,7 @@ def _merging(kind: str, listed: list[Run], merge: Merge) -> Iterator[str]:
     elif {run.level for run in inputs} != {merge.level}:
         yield f"the merge of {kind} reads runs of other levels than its own"
     elif len(inputs) == 1 and inputs[0].lived == inputs[0].entries:
-        yield f"the merge of {kind} rewrites run {inputs[0].id}, of which no entry has died"
+        yield f"the merge of {kind} rewrites run {inputs[0].id}, of which no entry is dead"
     elif merge.room != (living := sum(run.lived for run in inputs)):
         yield f"the merge of {kind} was made for {merge.room} entries, {living} of its runs live"
     if not 0 <= merge.entries <= merge.room:
@@ -166,7 +166,7 @@ class _Living:
         self._values, self._read = self._values + len(starts), self._read + end
 
     def findings(self, kind: str) -> Iterator[str]:
-        """Yield where the list is wrong: entries that lived when they were counted may have died since."""
+        """Yield where the list is wrong: entries that were live when they were counted may be dead now."""
         run, count = self._run, self._count
         if self._all > run.lived:
             yield f"run {run.id} of {kind} has {self._all} living entries, its list says at most {run.lived}"

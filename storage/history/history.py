@@ -322,7 +322,7 @@ class History:
         alive = Alive(self.live, self.recent, reachable, keeps_all=self._keeps_all)
         for kind, index in self.index.items():
             keep = partial(alive.entries, kind)
-            if kind not in {"block", touches.KIND}:  # of which nothing dies
+            if kind not in {"block", touches.KIND}:  # whose entries are never dead
                 count_runs(index, txn, _COUNTED * blocks, keep)
             merge_runs(index, txn, max(index.added * MERGED, LEAST_MERGED * max(blocks, 1)), keep)
             index.added = 0

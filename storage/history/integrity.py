@@ -114,7 +114,7 @@ def _single(key: bytes, value: bytes) -> Iterator[str]:
     elif key == touches.FROM and len(value) != 4:
         yield f"the first block of the history has {len(value)} bytes"
     elif key == THIN_AT and len(value) != 8:
-        yield f"the position at which nodes are let go has {len(value)} bytes"
+        yield f"the position of the next node to examine for deletion has {len(value)} bytes"
     elif key == INDEXES and not set(value.decode(errors="replace").split(",")) <= {"", *RULES, touches.KIND}:
         yield f"the list of indexes is {value!r}"
 

@@ -1,7 +1,7 @@
 """Merging runs: neighbours of one level become one run of the next, without dead entries.
 
 The largest run of an index may wait for a very long time until there are enough others of its level. So the entries
-that live are counted, run after run, and a run of which half has died is rewritten alone: a merge of one run, whose
+that live are counted, run after run, and a run of which half is dead is rewritten alone: a merge of one run, whose
 level stays as it is.
 
 What is done is on disk with the manifest, so the next turn continues there, after a kill too.

@@ -133,7 +133,7 @@ class MountainRanges:
     def thin(self, txn: Txn, reachable: int, blocks: int, revivable: Callable[[Numbers], Flags]) -> int:
         """Examine some values in turn, and delete nodes above dead outputs only; return how many were deleted.
 
-        Only outputs below `reachable` can be dead for good; `revivable` says which of them live or may live again.
+        Only outputs below `reachable` can be permanently dead; `revivable` says which of them live or may live again.
         """
         width, gone = self._nodes.per_value, 0
         end = size_of(reachable) // width * width

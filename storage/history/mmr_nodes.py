@@ -1,7 +1,7 @@
 """The nodes of a Merkle mountain range in values of many, under the position of the first of each.
 
 A value has a fixed number of positions, the last one those that are there so far: a checksum, how many positions, and
-their hashes. Where nodes were let go the highest bit of the number is set, and a bitmap (little-endian inside a byte)
+their hashes. Where nodes were deleted the highest bit of the number is set, and a bitmap (little-endian inside a byte)
 says before the hashes which positions are left. A value of which nothing is left has no row.
 """
 
@@ -29,14 +29,14 @@ class Value(NamedTuple):
     hashes: Bytes
 
     def at(self, place: int) -> bytes | None:
-        """Return the hash of a place, None where it was let go."""
+        """Return the hash of a place, None where it was deleted."""
         if place >= len(self.there) or not self.there[place]:
             return None
         found: bytes = self.hashes[int(self.there[:place].sum())].tobytes()
         return found
 
     def dense(self) -> Bytes:
-        """Return a row for each position; those of nodes that were let go are zeros."""
+        """Return a row for each position; those of deleted nodes are zeros."""
         rows = np.zeros((len(self.there), HASH_BYTES), np.uint8)
         rows[self.there] = self.hashes
         return rows
@@ -113,7 +113,7 @@ class StoredNodes:
 
 
 class Nodes:
-    """Nodes that are appended, cut off at the end, and let go: those over outputs."""
+    """Nodes that are appended, cut off at the end, and deleted: those over outputs."""
 
     def __init__(self, table: Db) -> None:
         self.table, self.per_value = table, NODES
@@ -133,7 +133,7 @@ class Nodes:
             raise Damaged(f"nodes below {last} of the mountain range are there, there should be {size}")
 
     def _whole(self, txn: Txn, first: int, count: int) -> bytes:
-        """Return the first nodes of a value of which nothing was let go."""
+        """Return the first nodes of a value of which nothing was deleted."""
         value = self.stored(txn).value(first)
         if len(value.there) < count or not value.there.all():
             raise Damaged(f"of the {count} nodes from {first} on some are not there")
@@ -163,7 +163,7 @@ class Nodes:
         self._tail = raw[len(raw) - self.size % self.per_value * HASH_BYTES :]
 
     def cut(self, txn: Txn, size: int) -> None:
-        """Remove every node from a position on; nothing before it in the same value was let go."""
+        """Remove every node from a position on; nothing before it in the same value was deleted."""
         rest = size % self.per_value
         self._tail = self._whole(txn, size - rest, rest) if rest else b""
         delete_from(txn, self.table, U64.pack(size - rest), lambda _: True)

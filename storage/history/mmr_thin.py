@@ -1,4 +1,4 @@
-"""Deleting nodes that no proof needs any more: those below a node under which every output is dead for good.
+"""Deleting nodes that no proof needs any more: those below a node under which every output is permanently dead.
 
 Values are examined in the order of positions. Under a node of the value at hand either all outputs belong to it, then
 their bits decide; or the node's children are in earlier values or at their end, and what is left of these decides.

@@ -1,6 +1,6 @@
 """Walking the Merkle mountain ranges of a store by their own rules: nodes over leaves, leaves of outputs, bits.
 
-A parent is the hash of its children where both are there. A node that is not there was let go: then no output below
+A parent is the hash of its children where both are there. A node that is not there was deleted: then no output below
 its parent lives, or can be made to live again by a rollback.
 """
 

@@ -1,4 +1,4 @@
-"""Which outputs were spent in blocks that may be rolled back: for merges, which drop what is dead for good."""
+"""Which outputs were spent in blocks that may be rolled back: for merges, which drop what is permanently dead."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Values:
         self._swept = 0  # the number at which thinning continues
 
     def load(self, txn: Txn) -> None:
-        """Read the keys; thinning begins again."""
+        """Read the keys; thinning starts from the beginning."""
         keys = b"".join(txn.cursor(self._table).iternext(values=False))
         self.firsts, self._swept = np.frombuffer(keys, ">u8").astype(np.int64), 0
 

@@ -36,7 +36,7 @@ class Session(Protocol):
         """
 
     async def alive(self) -> bool:
-        """Return whether the session still stands, and with it the lock; asks the database."""
+        """Return whether the session still exists, and with it the lock; queries the database."""
 
     @property
     def lost(self) -> bool:
@@ -131,7 +131,7 @@ class Verbs(ABC):
         return Cursor(found[0][0], found[0][1], found[0][2], bool(found[0][3])) if found else None
 
     async def move(self, store: str, before: Cursor | None, to: Cursor) -> bool:
-        """Move a store's cursor, if it is still where it was `before`; None begins again wherever it was."""
+        """Move a store's cursor, if it is still where it was `before`; None sets it wherever it was."""
         values = {"store": store, "next": to.next, "at": to.at, "tip": to.tip, "compared": int(to.compared)}
         if before is None:
             return bool(await self._statement(sql.BEGIN_CURSOR, "each", **values))

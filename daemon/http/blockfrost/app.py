@@ -276,7 +276,7 @@ def _refusal(scope: Scope, error: Exception) -> Refused:
         case NoIndex():
             return Refused(503, f"This needs the index utxo.index.{error}, which is not kept.")
         case Torn() | SnapshotExpired():
-            return Refused(503, f"{error or 'The store grew during this long answer'}: ask again, or for less.")
+            return Refused(503, f"{error or 'The store grew during this long answer'}: try again, or request less.")
         case _ if (found := damage(error)) is not None:
             log.error("store_damaged", path=scope["path"], error=str(found))
             return Refused(500, "What this answer needs cannot be read: the daemon's log has the reason.")

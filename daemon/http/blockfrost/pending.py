@@ -45,7 +45,7 @@ class Pending:
                 await self._turns.next()
                 shot.check_age()
         except TooMuchToExamine as error:
-            raise Refused(400, f"{error}: ask for an earlier page.") from error
+            raise Refused(400, f"{error}: request an earlier page.") from error
         return walk.found
 
     async def mempool(self, shot: Snapshot, paging: Paging) -> list[dict[str, str]]:

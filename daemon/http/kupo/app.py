@@ -184,7 +184,7 @@ class Kupo:
 
     async def _metadata(self, _: Scope, __: Send, ___: list[str]) -> None:
         """Metadata of transactions."""
-        raise Refused(400, "metadata is not kept here: ask a Kupo, or a node")
+        raise Refused(400, "metadata is not stored: use Kupo, or a node")
 
 
 def mounted(site: Site) -> Mounted:
@@ -230,7 +230,7 @@ def _refusal(scope: Scope, error: Exception) -> Refused:
         case NoIndex():
             return Refused(503, f"this needs the index utxo.index.{error}; `utxod reindex` builds it")
         case Torn() | SnapshotExpired():
-            return Refused(503, f"{error or 'the store grew during this long answer'}: ask again, or ask for less")
+            return Refused(503, f"{error or 'the store grew during this long answer'}: try again, or request less")
         case _ if (found := damage(error)) is not None:
             log.error("store_damaged", path=scope["path"], error=str(found))
             return Refused(500, "data for this answer cannot be read: the daemon's log has the reason")

@@ -1,4 +1,4 @@
-"""Kupo's errors: a hint, and where to begin again if a block is no longer on the chain."""
+"""Kupo's errors: a hint, and the block to continue from if a block is no longer on the chain."""
 
 from __future__ import annotations
 

@@ -230,4 +230,4 @@ def not_on_chain(shot: Snapshot, ancestor: int) -> Refused:
     """Return the error for a block that is not on the chain, with the last one that is."""
     at = shot.point(ancestor)
     details = None if at is None else {"ancestor": {"slot_no": at.slot, "header_hash": at.hash.hex()}}
-    return Refused(400, "this block is not on the chain, or no longer: begin again from its ancestor", details)
+    return Refused(400, "this block is not on the chain, or no longer: start again from its ancestor", details)

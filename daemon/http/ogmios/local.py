@@ -69,7 +69,7 @@ class Local:
             for rows in matches.rows(matches.numbers()):
                 found += [self._output(row) for row in rows]
                 if len(found) > _MOST:
-                    raise Failed(TOO_LARGE, f"more than {_MOST:,} outputs: ask for fewer addresses, or ask Kupo's API")
+                    raise Failed(TOO_LARGE, f"more than {_MOST:,} outputs: request fewer addresses, or use Kupo's API")
                 await self._turns.next()
                 shot.check_age()
         return found

@@ -153,7 +153,7 @@ class Session:
         except StoreError as error:
             log.error("electrum_request_failed", method=call["method"], error=str(error))
             result = _fault(number, INTERNAL, "the store could not be read: the log of the daemon has the reason")
-        except Exception:  # one request, of one client: the others go on
+        except Exception:  # one request of one client: the others continue
             log.exception("electrum_request_failed", method=call["method"])
             result = _fault(number, INTERNAL, "the request failed: the log of the daemon has the reason")
         if (pause := self._budget.spend(monotonic() - began)) > 0:

@@ -60,7 +60,9 @@ class Scripts:
             if last_seen is not None:
                 seen = script_history.find_transaction(shot, last_seen)
                 if seen is None:
-                    raise RpcFault(BAD_REQUEST, f"transaction {last_seen.hex()} is not in the chain: begin again")
+                    raise RpcFault(
+                        BAD_REQUEST, f"transaction {last_seen.hex()} is not in the chain: start from the first page"
+                    )
                 before = seen.number
             places = [located(shot, n) for n in islice(script_history.numbers_down(shot, key, before), PAGE)]
         return [await self._transactions.confirmed(txid, where) for txid, where in places]
