@@ -136,9 +136,9 @@ def completion(shell: str) -> None:
     """Print the completion script of `utxod` for SHELL.
 
     \b
-    bash   utxod completion bash > ~/.local/share/bash-completion/completions/utxod
-    zsh    utxod completion zsh > "${fpath[1]}/_utxod"
-    fish   utxod completion fish > ~/.config/fish/completions/utxod.fish
+    bash  utxod completion bash > ~/.local/share/bash-completion/completions/utxod
+    zsh   utxod completion zsh > "${fpath[1]}/_utxod"
+    fish  utxod completion fish > ~/.config/fish/completions/utxod.fish
 
     To try it in the shell that runs: source <(utxod completion bash)
     """

@@ -107,7 +107,7 @@ class FairQueue(Generic[T]):
         return self._serve(0)[0][0]
 
     def take(self, most: int) -> list[T]:
-        """Serve items until they cost so much together."""
+        """Serve items until their total cost reaches `most`."""
         taken: list[T] = []
         while self._count and most > 0:
             items, cost = self._serve(most)

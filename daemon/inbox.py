@@ -25,7 +25,7 @@ def weight(size: int) -> int:
 
 
 class Budget:
-    """Bytes that messages may take together. One message longer than all of it is let in in addition to them."""
+    """Bytes that messages may take together. One message that is longer than all of it is accepted in addition."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

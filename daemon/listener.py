@@ -158,7 +158,7 @@ class Connections:
         return own < self._most // 2 and len(self.open) < self._most - _FOR_ADMINS
 
     def _count_rejected(self) -> int:
-        """Count a client that was not let in; return how many there were since that was logged, 0 to be silent."""
+        """Count a refused client; return how many there were since the last log line, 0 if none is due."""
         self._rejected += 1
         if anyio.current_time() - self._logged_at < _LOG_EVERY_S:
             return 0

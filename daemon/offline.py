@@ -39,7 +39,7 @@ from storage.windows import Removed
 log = structlog.get_logger("store")
 _T = TypeVar("_T")
 
-_STEPS = 100  # nothing waits for the store: so many bounded steps share a commit
+_STEPS = 100  # bounded steps that share a commit: nothing waits for the store
 _RECORDS = 1000  # transactions for each commit
 _PASSES = 10
 

@@ -144,7 +144,7 @@ class Outbox:
         self._count(len(message))
 
     async def drained_to(self, most: int, patience_s: float) -> bool:
-        """Wait until at most so many bytes are unread; cut off a client that reads nothing meanwhile.
+        """Wait until no more than `most` bytes are unread; cut off a client that reads nothing meanwhile.
 
         Returns False once the client is sent nothing more.
         """

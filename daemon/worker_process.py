@@ -18,7 +18,7 @@ from daemon.child import of_damage
 log = structlog.get_logger("process")
 
 PAUSES_S = (0.5, 1, 2, 5, 15)
-_STEADY_S = 60.0  # a process that ran for so long is restarted at once
+_STEADY_S = 60.0  # a process that ran for longer is restarted at once
 STOP_S = 10.0  # for a process to stop; it gives its clients 5 s
 _CRASHES = 3  # by a signal that a damaged store explains, until that is logged
 _ADVICE = "stop the daemon and run `utxod verify`"

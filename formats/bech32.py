@@ -111,7 +111,7 @@ _HIGH, _MIDDLE, _LOW = _six_further(20), _six_further(10), _six_further(0)
 
 
 def _remainder(number: int, count: int) -> int:
-    """Return the remainder of so many symbols, six at a time: a remainder has six, so all of it is replaced."""
+    """Return the remainder of a number of symbols, six at a time: a remainder has six, so all of it is replaced."""
     rest = 0
     for at in range((count - 1) // 6 * 30, -1, -30):
         rest = number >> at & _REMAINDER ^ _HIGH[rest >> 20] ^ _MIDDLE[rest >> 10 & 1023] ^ _LOW[rest & 1023]
@@ -128,7 +128,7 @@ def _start(prefix: str) -> int:
 
 
 def _spread(number: int, count: int) -> bytes:
-    """Return so many symbols as a byte each: half of them move up by half of the gap, then half of each half, ..."""
+    """Return symbols as a byte each: half of them move up by half of the gap, then half of each half, ..."""
     for mask, distance in _moves((count - 1).bit_length()):
         moving = number & mask
         number ^= moving ^ moving << distance

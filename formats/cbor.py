@@ -46,7 +46,7 @@ _UNPACK = {first: Struct(form).unpack_from for first, form in ((0x18, ">B"), (0x
 
 
 def skip(buf: bytes, at: int, items: int = 1) -> int:
-    """Return where the last of so many items ends, the first of which begins at `at`.
+    """Return where the last of some items ends, the first of which begins at `at`.
 
     The hot loop of the package: a definite container adds its items to those still owed; only an indefinite one is
     kept on a stack, with the count of the items around it.
@@ -156,7 +156,7 @@ def bytestring(buf: bytes, at: int) -> tuple[bytes, int]:
 
 
 def sized_bytes(buf: bytes, at: int, size: int, what: str) -> tuple[bytes, int]:
-    """Return bytes that have to be so many."""
+    """Return a byte string of a given length."""
     found, end = bytestring(buf, at)
     if len(found) != size:
         if end > len(buf):

@@ -136,7 +136,7 @@ class ChangeLog:
             return self.store.last_statuses(txn, txids)
 
     def fetch(self, sequence: int, most: int) -> list[tuple[bytes, bytes]]:
-        """Return the rows from a sequence on, so many at most, as they are stored: a short turn.
+        """Return at most `most` rows from a sequence on, as they are stored: a short turn.
 
         Raises:
             Gone, NotYet: what follows can't be read without a gap.

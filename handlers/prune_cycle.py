@@ -209,6 +209,6 @@ def did_something(job: Job) -> bool:
 
 
 def counted(job: Job, **more: int) -> Job:
-    """Return a job that has done so much more."""
+    """Return a job with these counts added."""
     counts = {name: job.counts.get(name, 0) + count for name, count in more.items() if count}
     return structs.replace(job, counts=job.counts | counts)

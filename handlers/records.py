@@ -147,7 +147,7 @@ def _entries(*entries: tuple[int, object]) -> _Part:
 
 PAIRS = b"\x82\x82" + head(BYTES, 32)  # a pair whose first is a pair whose first has 32 bytes
 SMALL = 24  # whole numbers below it are one byte
-MAPS = tuple(head(MAP, entries) for entries in range(18))  # how a map of so many entries begins
+MAPS = tuple(head(MAP, entries) for entries in range(18))  # the first byte of a map, by its number of entries
 _start = lru_cache(256)(partial(head, BYTES))  # of a byte string; policies and names of assets are short
 _ADDRESS, _VALUE, _ASSETS = bytes((ADDRESS,)), bytes((VALUE,)), bytes((ASSETS,))
 NOTHING_MORE = _entries((IS_RETURN, False))

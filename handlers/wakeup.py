@@ -16,7 +16,7 @@ class Wakeup:
         self._event.set()
 
     async def wait(self, within_s: float | None = None) -> None:
-        """Wait until notified, or for so long."""
+        """Wait until notified, or for a time."""
         with anyio.move_on_after(within_s):
             await self._event.wait()
         if self._event.is_set():  # otherwise another waiter has replaced it already

@@ -130,7 +130,7 @@ class Walk:
             yield some[self._live(some)]
 
     def search(self, skip: int, count: int) -> Iterator[None]:
-        """Skip so many, from the beginning, and find the next, with one more to know whether there are more."""
+        """Skip outputs from the beginning, and find the next ones, with one more to know whether there are more."""
         while skip:
             if self._every:
                 if not (yield from self._go_on(skip)):
@@ -177,7 +177,7 @@ class Walk:
         return numbers[1:] if again else numbers
 
     def _find(self, count: int) -> Iterator[None]:
-        """Read until so many are found, if there are."""
+        """Read until `count` are found, or all are read."""
         while (wanted := count - len(self._found)) > 0 and (yield from self._go_on(wanted)):
             read = min(wanted, _READ) if self._every else _READ
             some, self._pending = self._pending[:read], self._pending[read:]

@@ -70,7 +70,7 @@ class _Reader(io.RawIOBase):
         self._chunks, self._rest = chunks, b""
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, so many, or fewer at the end."""
+        """Return the next `size` bytes, or fewer at the end."""
         parts, missing = list[bytes](), size
         while missing > 0:
             if not self._rest:

@@ -7,7 +7,7 @@ import secrets
 
 NAME = re.compile(r"[0-9a-f]{64}\.(?:tx|outputs)")
 LEFTOVER = re.compile(r"\.(?:check|[0-9a-f]{64}\.(?:tx|outputs))\.[0-9a-f]{16}\.part")
-LEFTOVER_S = 3600.0  # what a put or a check has left behind is removed when it is older: nothing takes so long
+LEFTOVER_S = 3600.0  # what a put or a check has left behind is removed when it is older: no call takes that long
 
 
 def checked(name: str) -> str:

@@ -57,8 +57,8 @@ class Blobs(Protocol):
     def names(self) -> Iterator[tuple[str, float]]:
         """Yield every blob with its age in seconds, in no order, and remove what interrupted calls have left.
 
-        A blob that comes or goes meanwhile may be among them or not. An orphan is one that is old, an hour at least,
-        and has no record; the caller lets no record be written between the check of both and the deletion.
+        A blob that is added or deleted meanwhile may be among them or not. An orphan is one that is at least an hour
+        old and has no record; the caller lets no record be written between the check of both and the deletion.
 
         Raises:
             BlobFailed: they cannot be listed, at any step.

@@ -57,7 +57,7 @@ def in_order(spent: list[tuple[int, OutPoint]]) -> list[OutPoint]:
     """Return outpoints at the places of their inputs.
 
     Raises:
-        Damaged: no transaction has so many inputs.
+        Damaged: the index exceeds that of any transaction.
     """
     if not spent:
         return []

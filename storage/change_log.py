@@ -87,7 +87,7 @@ _decode = msgspec.msgpack.Decoder(list[Fact]).decode
 
 
 class Retention(Struct, frozen=True):
-    """Which facts are kept: at least so many of the newest, unless they are older than `age_s`; 0 is no limit."""
+    """Which facts are kept: at least `count` of the newest, unless they are older than `age_s`; 0 is no limit."""
 
     count: int = 0
     age_s: float = 0

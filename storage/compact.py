@@ -117,7 +117,7 @@ def _open(path: Path, *, readonly: bool = False, map_size: int = 0) -> lmdb.Envi
 
 
 def _portions(txn: lmdb.Transaction, table: lmdb._Database) -> Iterator[list[Item]]:
-    """Yield the rows of a table, so many as make a commit."""
+    """Yield the rows of a table, in lists that make a commit each."""
     rows, size = list[Item](), 0
     for key, value in txn.cursor(table):
         rows.append((bytes(key), bytes(value)))

@@ -2,7 +2,7 @@
 
 Leaves and their parents are in one sequence from 0, children before their parent (post-order), so nodes are only ever
 appended: leaf 0, leaf 1, their parent, leaf 2, ... Perfect trees are side by side, the highest first; their tops are
-the *peaks*, one for each bit of the number of leaves. Every hash is of a position and what stands there:
+the *peaks*, one for each bit of the number of leaves. Every hash is of a position and its content:
 
 leaf      H(position | data)
 parent    H(position | left | right)
@@ -66,7 +66,7 @@ def peak_map(size: int) -> tuple[int, int]:
 
 
 def leaf_count(size: int) -> int:
-    """Return how many leaves make so many nodes.
+    """Return how many leaves make `size` nodes.
 
     Raises:
         ValueError: no number of leaves does.
@@ -118,7 +118,7 @@ def root(size: int, read: Read) -> bytes:
 
 
 def chunks(leaves: int) -> int:
-    """Return how many chunks of bits so many leaves have."""
+    """Return how many chunks of bits this many leaves have."""
     return -(-leaves // CHUNK_BITS)
 
 

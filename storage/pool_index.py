@@ -13,10 +13,10 @@ Moved = tuple[bytes, Indexed, Indexed]  # a transaction, where the indexes have 
 
 
 def move(pool: Pool, txn: Txn, moved: list[Moved]) -> None:
-    """Move transactions in the indexes from where they stood to where they stand.
+    """Move transactions in the indexes from their old places to their new ones.
 
     Raises:
-        Damaged: one did not stand there.
+        Damaged: one was not at its old place.
     """
     for n, (db, name) in enumerate(pool.indexes):
         leaving = [(height, txid) for txid, was, now in moved if (height := was[n]) is not None and height != now[n]]

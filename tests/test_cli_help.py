@@ -45,8 +45,9 @@ def options(path: tuple[str, ...]) -> set[str]:
 
 @pytest.mark.parametrize("path", EVERY, ids=" ".join)
 def test_the_help_is_whole(path: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(main, [*path, "--help"])
+    done = CliRunner().invoke(main, [*path, "--help"], terminal_width=80)
     assert done.exit_code == 0
+    assert max(map(len, done.output.splitlines())) <= 80
     assert "..." not in done.output.replace("[ARGS]...", "").replace("]...", "").replace("TXID...", "")
     assert ("--config" in options(path)) == (path[:1] == () or path[0] not in NEED_NO_CONFIGURATION)
 

@@ -41,7 +41,7 @@ class DaemonReport(Struct, frozen=True, kw_only=True):
 
 
 class Rates(Struct, frozen=True):
-    """How fast it went over the last commits."""
+    """The rates over the last commits."""
 
     commits: int
     over_s: float

@@ -49,7 +49,7 @@ class Problem(Exception):
 
 
 class Few:
-    """Lets so many requests at a time wait for a store outside of this process, so that others are not kept waiting."""
+    """Limits how many requests wait for a store outside of this process, so that others are not delayed."""
 
     def __init__(self, store: str, most: int = 32) -> None:
         self._store, self._free = store, most

@@ -70,7 +70,7 @@ def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
 
 
 class Supervisor:
-    """Keeps so many workers running. Each gets the configuration in force, whatever the file contains by now."""
+    """Keeps the configured number of workers running. Each gets the configuration in force, not the current file."""
 
     def __init__(self, config: Config, workers: int) -> None:
         self._config = config

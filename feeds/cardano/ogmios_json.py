@@ -39,7 +39,7 @@ class MessageError(SourceError):
 
 
 def unhex(text: str, place: str, size: int | None = None) -> bytes:
-    """Return bytes that are written as hex; they may have to be so many."""
+    """Return bytes that are written as hex, of a given length if there is one."""
     try:
         found = bytes.fromhex(text)
     except ValueError:
@@ -259,7 +259,7 @@ class Forward(Struct, frozen=True, gc=False, tag_field="direction", tag="forward
 
 
 class Backward(Struct, frozen=True, gc=False, tag_field="direction", tag="backward"):
-    """The chain went back to a point; also the first answer after an intersection, which it repeats."""
+    """The chain was rolled back to a point; also the first answer after an intersection, which it repeats."""
 
     point: At | Origin
     tip: Tip | Origin

@@ -1,6 +1,6 @@
 """The transactions of a block since Shelley, and its header. The hot path of catching up.
 
-The common encodings are read in line; whatever else CBOR allows goes through the functions of `cbor`.
+The common encodings are read inline; all others that CBOR allows are read by the functions of `cbor`.
 """
 
 from __future__ import annotations

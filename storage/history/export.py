@@ -59,13 +59,13 @@ class Part(NamedTuple):
 
 
 def live_set(disk: Disk, values: int = _VALUES) -> Iterator[Part]:
-    """Yield the outputs that are live at the tip, in chain order, so many values of outputs at a time.
+    """Yield the outputs that are live at the tip, in chain order, some values of outputs at a time.
 
     No read transaction is open while the caller has a part.
 
     Raises:
         ChainMoved: the boundary was rolled back, or the rollback floor has passed it. The parts so far are not the set.
-        Damaged: a part can't be read, or, after the last one, they are not so many outputs as the state counts.
+        Damaged: a part can't be read, or, after the last one, their number is not that of the state.
     """
     with disk.read() as txn:
         reading = _Reading(disk, txn)

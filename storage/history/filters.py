@@ -74,7 +74,7 @@ def stored_part(txn: Txn, table: Db, run: int, room: int, part: int) -> bytes:
 
 
 def place_of(room: int, prefix: int) -> tuple[int, int]:
-    """Return the part of a filter for so many entries, and the word in it, in which a prefix has its bits."""
+    """Return the part of a filter for `entries` entries, and the word in it, in which a prefix has its bits."""
     return divmod((prefix >> 32) * max(room * _BITS // 64, 1) >> 32, PART)
 
 
@@ -111,7 +111,7 @@ def runs(txn: Txn, table: Db) -> set[int]:
 
 
 def word_count(room: int) -> int:
-    """Return how many words a filter for so many entries has."""
+    """Return the number of words of a filter for a number of entries."""
     return max(room * _BITS // 64, 1)
 
 

@@ -334,7 +334,7 @@ class History:
         return transactions, nodes
 
     def sweeps(self, blocks: int) -> int:
-        """Return how many maintenance steps so many blocks need until every value was examined."""
+        """Return after how many calls of `maintain` for this many blocks every value was examined."""
         values = max(2 * len(self.tx.firsts), len(self.output.firsts))
         counted = max(index.value_count() for index in self.index.values())
         sweeps = max(-(-values // (_THINNED * blocks)), -(-counted // (_COUNTED * blocks)))

@@ -265,7 +265,7 @@ def put_meta_row(txn: Txn, meta: Db, key: bytes, raw: bytes) -> None:
 
 
 def delete_from(txn: Txn, table: Db, key: bytes, doomed: Callable[[bytes], bool], most: int | None = None) -> int:
-    """Delete rows from a key on, as long as their keys are doomed, so many at most; return how many."""
+    """Delete rows from a key on, while `doomed` is true of their keys, and at most `most`; return how many."""
     cursor, done = txn.cursor(table), 0
     there = cursor.set_range(key)
     while there and (most is None or done < most) and doomed(cursor.key()):

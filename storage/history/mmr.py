@@ -60,7 +60,7 @@ class MountainRanges:
         self._thin_at = self._thin_saved = 0
 
     def load(self, txn: Txn, count: int) -> None:
-        """Take over what is on disk, over so many outputs."""
+        """Load what is on disk, over a number of outputs."""
         self._nodes.load(txn, size_of(count))
         self._bit_nodes.load(txn, size_of(mmr.chunks(count)))
         self._find_tops(txn, count)
@@ -148,7 +148,7 @@ class MountainRanges:
         return gone
 
     def sweeps(self, blocks: int) -> int:
-        """Return how often to call `thin` for so many blocks until every value was examined, wherever it continues."""
+        """Return after how many calls of `thin` for this many blocks every value was examined, from any place on."""
         return -(-self._nodes.size // (self._nodes.per_value * _THINNED * blocks)) + 1
 
 

@@ -79,7 +79,7 @@ def grow(count: int, tops: Tops, leaves: Bytes) -> tuple[Bytes, Tops]:
             made[node_positions(height, np.arange(low, high)) - base] = level
         if high & 1:
             after[height] = level[-1].tobytes() if len(level) else tops[height]
-        if len(level) and low & 1:  # a tree of this height stands to the left
+        if len(level) and low & 1:  # there is a tree of this height on the left
             level = np.concatenate((np.frombuffer(tops[height], np.uint8).reshape(1, -1), level))
         low, high, height = low >> 1, high >> 1, height + 1
         pairs = level[: 2 * (high - low)].reshape(-1, 2 * HASH_BYTES)

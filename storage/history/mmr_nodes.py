@@ -121,7 +121,7 @@ class Nodes:
         self._tail = b""  # the hashes of the last value, while it is not full
 
     def load(self, txn: Txn, size: int) -> None:
-        """Take over so many nodes.
+        """Load a number of nodes.
 
         Raises:
             Damaged: the last value does not end there.
@@ -190,7 +190,7 @@ class HeldNodes:
         """Read all nodes.
 
         Raises:
-            Damaged: they are not so many.
+            Damaged: their number is another one.
         """
         found = [(U64.unpack(key)[0], value) for key, value in txn.cursor(self._table)]
         values = [unpack(raw, first) for first, raw in found]

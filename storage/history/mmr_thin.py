@@ -1,6 +1,6 @@
 """Deleting nodes that no proof needs any more: those below a node under which every output is permanently dead.
 
-Values are examined in the order of positions. Under a node of the value at hand either all outputs belong to it, then
+Values are examined in the order of positions. Under a node of the current value either all outputs belong to it, then
 their bits decide; or the node's children are in earlier values or at their end, and what is left of these decides.
 The children of a node are deleted when everything under it is dead. So a value costs reading a few others, however
 high its nodes.
@@ -17,7 +17,7 @@ from storage.history.layout import Flags, Numbers
 from storage.history.mmr_arrays import described, last_leaf
 from storage.history.mmr_nodes import Nodes, StoredNodes, Value
 
-MOST = 2  # a value is rewritten when less than one in so many of its nodes stays
+MOST = 2  # a value is rewritten when fewer than one node in this many stays
 
 Revivable = Callable[[Numbers], Flags]
 

@@ -168,7 +168,7 @@ class Index:
             self._held[run.id] = np.ascontiguousarray(entries["prefix"]), entries
 
     def begin_run(self, run: int, room: int) -> None:
-        """Begin to write a run, with a filter for so many entries."""
+        """Begin to write a run, with a filter for a number of entries."""
         self.fences[run] = Fences()
         if self._filtered:
             self._filters[run] = Filter(run, room)

@@ -50,7 +50,7 @@ _UNDO_KEY = Packed(">II")
 
 
 class Spent(NamedTuple):
-    """Who spent an output, with which input; `REPLACED` stands for none."""
+    """Who spent an output, with which input; `REPLACED` is for none."""
 
     number: int
     spender: int

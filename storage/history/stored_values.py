@@ -31,7 +31,7 @@ class StoredValues:
         self._has_heap = "length" in (record.names or ())  # whether a record has bytes next to it
 
     def _now_held(self) -> HeldValues:
-        if self._held.commit != self._commit:  # others examine a later commit, at which records may be gone
+        if self._held.commit != self._commit:  # others read a later commit, at which records may have been deleted
             self._held = HeldValues(self._KEPT, self._commit)
         return self._held
 

@@ -52,7 +52,7 @@ def verify(
     most: int = MOST,
     leaves: Leaves | None = None,
 ) -> list[str]:
-    """Return what is wrong with the store, so many findings at most; nothing for a sound one.
+    """Return what is wrong with the store, at most `most` findings; nothing for a sound one.
 
     Everything is read from a copy, which takes one read transaction for as long as it is made; `quick` reads the store
     itself in one. On the copy undo is tried: every block above the floor is rolled back, and the copy is walked again.

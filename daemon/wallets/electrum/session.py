@@ -46,7 +46,7 @@ class Closed(Exception):
 
 
 class Budget:
-    """Computing that a client may use: so much at once, and then a share of the time."""
+    """A client's budget of computing time: a burst, and then a share of the time."""
 
     def __init__(self) -> None:
         self._left, self._at = _BUDGET_S, monotonic()
