@@ -10,8 +10,9 @@ from struct import Struct as Packed
 from msgspec import Struct
 
 from storage import keys
+from storage.errors import Damaged
 from storage.reassigned import Reassignment
-from storage.rows import check_row
+from storage.rows import SUM_BYTES, is_whole
 
 BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
 BODY, LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
@@ -170,7 +171,9 @@ def open_claim(key: bytes, raw: bytes) -> bytes:
     Raises:
         Damaged: it is not as it was written.
     """
-    return check_row(raw, f"the claim on output {key[:HASH].hex()}, {key[HASH:].hex()}")
+    if not is_whole(raw):  # there are many, and most are: their names are made for the few
+        raise Damaged(f"the claim {key.hex()} does not have the checksum that was written with it")
+    return raw[:-SUM_BYTES]
 
 
 def claimant(row: bytes) -> tuple[bytes, int]:

@@ -15,8 +15,8 @@ from storage.errors import Damaged
 
 _T = TypeVar("_T", bound=Struct)
 _encode = msgspec.msgpack.Encoder().encode
-_SUM_BYTES = 4
-_RESIDUE = zlib.crc32(bytes(_SUM_BYTES))  # the CRC-32 of anything with its own CRC-32 behind it
+SUM_BYTES = 4
+_RESIDUE = zlib.crc32(bytes(SUM_BYTES))  # the CRC-32 of anything with its own CRC-32 behind it
 
 
 class Body(Struct, array_like=True, frozen=True, gc=False):
@@ -68,7 +68,12 @@ class BlockPlace(Protocol):
 
 def seal_bytes(raw: bytes) -> bytes:
     """Return bytes with a checksum behind them."""
-    return raw + zlib.crc32(raw).to_bytes(_SUM_BYTES, "little")
+    return raw + zlib.crc32(raw).to_bytes(SUM_BYTES, "little")
+
+
+def is_whole(raw: bytes) -> bool:
+    """Return whether bytes have the checksum that was written with them."""
+    return zlib.crc32(raw) == _RESIDUE
 
 
 def check_row(raw: bytes, what: str) -> bytes:
@@ -77,9 +82,9 @@ def check_row(raw: bytes, what: str) -> bytes:
     Raises:
         Damaged: it is another one; `what` names the row.
     """
-    if zlib.crc32(raw) != _RESIDUE:
+    if not is_whole(raw):
         raise Damaged(f"{what} does not have the checksum that was written with it")
-    return raw[:-_SUM_BYTES]
+    return raw[:-SUM_BYTES]
 
 
 def seal_row(row: Struct) -> bytes:
