@@ -90,6 +90,7 @@ def documented(*left_out: str) -> list[str]:
         "credential": PAYMENT,
         "stake": STAKE,
         "policy": POLICY,
+        "unit": f"{POLICY}676f6c64",
         "datum_hash": DATUM_HASH,
         "script_hash": digest("script", size=28).hex(),
         "block": "2",

@@ -23,6 +23,7 @@ REASONS = (  # for which requests are refused before they are answered, and conn
     "body_not_accepted",
     "evicted",
     "head_too_large",
+    "length_required",
     "malformed_request",
     "method_not_allowed",
     "request_timeout",

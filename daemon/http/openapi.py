@@ -47,13 +47,13 @@ _TYPES = (
 _UNIT = "^([0-9a-fA-F]{2}){28,60}$"
 _LIST = (
     ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many."),
-    ("order", {"type": "string", "enum": ["asc", "desc"], "default": "asc"}, "By place in the chain."),
+    ("order", {"type": "string", "enum": ["asc", "desc"], "default": "asc"}, "Order, by place in the chain."),
     (
         "page",
         {"type": "integer", "minimum": 1, "maximum": 1 << 32, "default": 1},
-        "Page number; costs those before it.",
+        "Page number. The pages before it are read too.",
     ),
-    ("cursor", {"type": "string"}, "`X-Next-Cursor` of the answer before; excludes `page`."),
+    ("cursor", {"type": "string"}, "`X-Next-Cursor` of the previous page. It cannot be combined with `page`."),
     (
         "asset",
         {"type": "string", "pattern": _UNIT},
@@ -65,13 +65,13 @@ _PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "credential": ("A payment credential: 56 hex digits, bech32, or an address that has one.", {"type": "string"}),
     "tx_hash": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "txid": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
-    "index": ("The output's index.", {"type": "integer", "minimum": 0, "maximum": 0xFFFFFFFF}),
+    "index": ("Index of the output.", {"type": "integer", "minimum": 0, "maximum": 0xFFFFFFFF}),
     "policy": ("A policy id.", {"type": "string", "pattern": "^[0-9a-fA-F]{56}$"}),
     "unit": ("An asset: its policy id and its name.", {"type": "string", "pattern": _UNIT}),
     "datum_hash": ("The hash of a datum.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "script_hash": ("The hash of a script.", {"type": "string", "pattern": "^[0-9a-fA-F]{56}$"}),
     "block": (
-        "A block's height, or its hash; of several blocks of one height the first.",
+        "Height or hash of a block. If several blocks have one height, it is the first.",
         {"type": "string", "pattern": "^([0-9]{1,10}|[0-9a-fA-F]{64})$"},
     ),
     "stake": (
@@ -83,29 +83,27 @@ _JSON, _CBOR, _TEXT, _HTML = "application/json", "application/cbor", "text/plain
 _OCTETS = "application/octet-stream"
 _NUMBER, _HASH = "^(origin|[0-9]+)$", "^(origin|[0-9a-f]{64})$"
 _TIP = {
-    "X-Tip-Height": ("Height of the block that the answer is of, `origin` before the first.", _NUMBER),
+    "X-Tip-Height": ("Height of the block as of which the answer is; `origin` before the first.", _NUMBER),
     "X-Tip-Slot": ("Its slot.", _NUMBER),
     "X-Tip-Hash": ("Its hash.", _HASH),
 }
 _TOKEN: dict[str, Any] = {
     "type": "http",
     "scheme": "bearer",
-    "description": "The text of `http.token`, if the daemon has one; without it no token is required.",
+    "description": "The value of `http.token`. If it is not set, no token is required.",
 }
 _RECORDS = "Canonical CBOR with integer keys: a record, a list of `[[transaction id, index], record]`, or a delta."
 _DESCRIPTION = (
-    "Reading the UTXO state. Every answer of a route names its tip. A request may be refused before that, "
+    "Queries of the UTXO state. Every answer of a route names its tip. A request may be refused before that, "
     "with a `Failure` of status 400, 405, 408, 413, 414, 421, 431, 503 or 505, and without the headers of the tip."
 )
-_TAG = "Changes with the tip and with the body; `If-None-Match` takes it."
+_TAG = "Changes with the tip and with the body. Send it as `If-None-Match`."
 _POINT = "^(origin|[0-9]+[.][0-9a-f]{64})$"
 _FROM: dict[str, Any] = {"type": "string", "pattern": "^(origin|[0-9]{1,19}([.][0-9a-fA-F]{64})?)$"}
-_FROM_TEXT = (
-    "The last block that is known, as `{height}.{hash}`; or the sequence of the last fact that is known; or `origin`."
-)
-_NEXT_FROM = "On the last page: `from` of the next question."
-_HISTORY_FROM = "Height of the first block of which every transaction is listed."
-_CURSOR = "Where the next page begins; absent on the last."
+_FROM_TEXT = "Last known block as `{height}.{hash}`, sequence of the last known fact, or `origin`."
+_NEXT_FROM = "On the last page: `from` of the next request."
+_HISTORY_FROM = "Height of the first block whose transactions are all listed."
+_CURSOR = "`cursor` of the next page; absent on the last page."
 Object = dict[str, Any]
 
 
@@ -114,33 +112,31 @@ def document() -> Object:
     _, components = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
     utxos, anything = {"type": "array", "items": _ref("Utxo")}, {"type": "array", "items": {"type": "object"}}
     paths = {
-        "/api/v1/addresses/{address}/utxos": _list("Live outputs of an address.", utxos, "address"),
+        "/api/v1/addresses/{address}/utxos": _list("Unspent outputs of an address.", utxos, "address"),
         "/api/v1/addresses/{address}/transactions": _touching(),
-        "/api/v1/addresses/{address}/balance": _get("What an address holds.", _ref("Balance"), "address"),
-        "/api/v1/credentials/{credential}/utxos": _list("Live outputs of a payment credential.", utxos, "credential"),
+        "/api/v1/addresses/{address}/balance": _get("Balance of an address.", _ref("Balance"), "address"),
+        "/api/v1/credentials/{credential}/utxos": _list("Unspent outputs of a credential.", utxos, "credential"),
         "/api/v1/credentials/{credential}/balance": _get(
-            "What a payment credential holds.", _ref("Balance"), "credential"
+            "Balance of a payment credential.", _ref("Balance"), "credential"
         ),
-        "/api/v1/stakes/{stake}/utxos": _list("Live outputs that delegate by a stake credential.", utxos, "stake"),
-        "/api/v1/stakes/{stake}/balance": _get("What delegates by a stake credential.", _ref("Balance"), "stake"),
-        "/api/v1/policies/{policy}/utxos": _list("Live outputs that hold assets of a policy.", utxos, "policy"),
-        "/api/v1/assets/{unit}/utxos": _list("Live outputs that hold an asset.", utxos, "unit"),
+        "/api/v1/stakes/{stake}/utxos": _list("Unspent outputs with a stake credential.", utxos, "stake"),
+        "/api/v1/stakes/{stake}/balance": _get("Balance of a stake credential.", _ref("Balance"), "stake"),
+        "/api/v1/policies/{policy}/utxos": _list("Unspent outputs that contain assets of a policy.", utxos, "policy"),
+        "/api/v1/assets/{unit}/utxos": _list("Unspent outputs that contain an asset.", utxos, "unit"),
         "/api/v1/datums/{datum_hash}": _datum(),
-        "/api/v1/datums/{datum_hash}/utxos": _list("Live outputs with a datum, or its hash.", utxos, "datum_hash"),
-        "/api/v1/scripts/{script_hash}/utxos": _list("Live outputs that carry a script.", utxos, "script_hash"),
+        "/api/v1/datums/{datum_hash}/utxos": _list("Unspent outputs with a datum, or its hash.", utxos, "datum_hash"),
+        "/api/v1/scripts/{script_hash}/utxos": _list("Unspent outputs with a reference script.", utxos, "script_hash"),
         "/api/v1/utxos/{tx_hash}/{index}": _get(
-            "One output, with what spent it while that is kept.",
+            "One output, and the input that spent it while that is kept.",
             _ref("Utxo"),
             "tx_hash",
             "index",
             missing=True,
             cbor=True,
         ),
-        "/api/v1/blocks/{block}": _get(
-            "What is kept of one block, however old.", _ref("BlockFacts"), "block", missing=True
-        ),
+        "/api/v1/blocks/{block}": _get("Stored data of one block.", _ref("BlockFacts"), "block", missing=True),
         "/api/v1/blocks/{block}/delta": _get(
-            "What one block above the rollback floor created and spent.",
+            "Outputs that one block above the rollback floor created and spent.",
             _ref("BlockDelta"),
             "block",
             missing=True,
@@ -154,7 +150,7 @@ def document() -> Object:
         "/api/v1/txs/{txid}": _get("A transaction's record.", _ref("Transaction"), "txid", missing=True),
         "/api/v1/txs/{txid}/raw": _bytes(),
         "/api/v1/txs/{txid}/utxos": _slots(),
-        "/api/v1/mmr/root": _get("What the MMR store commits to.", _ref("MmrRoot")),
+        "/api/v1/mmr/root": _get("State root of the MMR store.", _ref("MmrRoot")),
         "/api/v1/mmr/proof/{tx_hash}/{index}": _get(
             "A proof that an output was created, and whether it is unspent; `utxod verify-proof` checks it.",
             _ref("MmrProof"),
@@ -172,7 +168,7 @@ def document() -> Object:
         "/metrics": _text("Metrics.", _TEXT),
         "/openapi.json": _get("This contract.", {"type": "object"}),
         "/messages.json": _get("The messages of the socket, as JSON Schema.", {"type": "object"}),
-        "/docs": _text("A page to read and try this contract.", _HTML),
+        "/docs": _text("Page that shows this API and can send requests.", _HTML),
         "/": _text("The operator's page.", _HTML),
     }
     info = {"title": "utxod", "version": VERSION, "description": _DESCRIPTION}
@@ -198,28 +194,28 @@ def _list(summary: str, schema: Object, *path: str) -> Object:
 def _datum() -> Object:
     summary = "A datum that an output has, or that the witnesses of a block revealed."
     route = _get(summary, _ref("Datum"), "datum_hash", missing=True, cbor=True)
-    route["get"]["responses"]["200"]["content"][_CBOR] = {"schema": {"description": "The datum as the chain has it."}}
+    route["get"]["responses"]["200"]["content"][_CBOR] = {"schema": {"description": "Original bytes of the datum."}}
     return route
 
 
 def _bytes() -> Object:
-    route = _get("A transaction's bytes, if they were given.", _ref("Raw"), "txid", missing=True)
+    route = _get("Bytes of a transaction, if they were submitted.", _ref("Raw"), "txid", missing=True)
     content: Object = route["get"]["responses"]["200"]["content"]
     content[_OCTETS] = {"schema": {"type": "string", "format": "binary"}}
     return route
 
 
 def _slots() -> Object:
-    route = _list("A transaction's outputs, as who may spend them.", {"type": "array", "items": _ref("Slot")}, "txid")
+    route = _list("Outputs of a transaction, and their states.", {"type": "array", "items": _ref("Slot")}, "txid")
     listed: Object = route["get"]
     _takes_no(listed, "asset")
-    listed["responses"]["404"] = _failure("There is none.")
+    listed["responses"]["404"] = _failure("It does not exist.")
     return route
 
 
 def _waiting() -> Object:
     route = _list(
-        "Transactions that wait for a block, or have lost a conflict.", {"type": "array", "items": _ref("Waiting")}
+        "Unmined transactions, or those that have lost a conflict.", {"type": "array", "items": _ref("Waiting")}
     )
     listed: Object = route["get"]
     _takes_no(listed, "asset")
@@ -229,7 +225,7 @@ def _waiting() -> Object:
         listed["parameters"].append({"name": name, "in": "query", "schema": schema, "description": text})
     listed["description"] += (
         f" Each answer examines about {EXAMINED:,} transactions, inputs and outputs: it may have fewer than `count` "
-        "transactions, or none, and a cursor all the same."
+        "transactions, or none, and still a cursor."
     )
     del listed["responses"]["409"]
     return route
@@ -243,7 +239,7 @@ def _jobs() -> Object:
 
 def _touching() -> Object:
     route = _list(
-        "Transactions that paid to an address or spent from it, also long ago (index history).",
+        "All transactions that paid to an address or spent from it (index history).",
         {"type": "array", "items": _ref("AddressTx")},
         "address",
     )
@@ -263,17 +259,17 @@ def _recovering() -> Object:
 
 
 def _changes() -> Object:
-    route = _list("What blocks created and spent since a point.", {"type": "array", "items": _ref("Change")})
+    route = _list("Outputs that blocks created and spent since a point.", {"type": "array", "items": _ref("Change")})
     listed: Object = route["get"]
     _takes_no(listed, "asset", "order", "page")
     listed["parameters"].append({"name": "from", "in": "query", "schema": _FROM, "description": _FROM_TEXT})
     listed["description"] += (
-        " In chain order: of each block first what it created, by place, then what it spent, by input. It reaches as "
-        "far down as a rollback does. `from` may be left out only with `cursor`, and excludes it otherwise."
+        " In chain order: of each block first the outputs that it created, by place, then those that it spent, by "
+        "input. Changes are available down to the rollback floor. Either `from` or `cursor` is required."
     )
     listed["responses"]["404"] = _failure(
-        "`unknown_point`: it was never in the chain; `gone`: below the rollback floor, or the fact is no longer kept: "
-        "`detail.oldest` is the first block, or sequence, that is available (null is the origin)."
+        "`unknown_point`: the point was never in the chain. `gone`: it, or the changes since then, are no longer kept; "
+        "`detail.oldest` is the first available block or sequence (null is the origin)."
     )
     listed["responses"]["409"] = _failure(
         "`point_removed`: a rollback removed the point, or the block of the cursor; `detail.ancestor` is the last "
@@ -286,9 +282,9 @@ def _changes() -> Object:
 def _events(facts: Object) -> Object:
     route = _get("Recent facts of the change log, newest first.", facts)
     schema = {"type": "array", "items": {"type": "string", "enum": list(EVENT_TYPES)}}
-    text = "Only facts of this type; it may be given again."
+    text = "Only facts of this type. It may be repeated."
     route["get"]["parameters"].append({"name": "type", "in": "query", "schema": schema, "description": text})
-    route["get"]["responses"]["400"] = _failure("A parameter is malformed; it is named.")
+    route["get"]["responses"]["400"] = _failure("A parameter is malformed; the error names it.")
     return route
 
 
@@ -296,25 +292,25 @@ def _takes_no(listed: Object, *names: str) -> None:
     """Take parameters off a list that refuses them, and CBOR, which is for outputs."""
     listed["parameters"] = [each for each in listed["parameters"] if each["name"] not in names]
     listed["description"] = f"Refuses {' and '.join(f'`{name}`' for name in names)} with 400."
-    listed["responses"]["400"] = _failure("A parameter is malformed, or not for this list; it is named.")
+    listed["responses"]["400"] = _failure("The error names a parameter that is malformed or not supported.")
     listed["responses"]["200"]["content"].pop(_CBOR)
 
 
 def _get(summary: str, schema: Object, *path: str, missing: bool = False, cbor: bool = False) -> Object:
     kinds = {_JSON: schema, _CBOR: {"description": _RECORDS}} if cbor else {_JSON: schema}
     responses = _responses("The answer.", kinds)
-    responses["503"] = _failure("What this needs is not kept, or not ready.")
+    responses["503"] = _failure("The request needs an index or a store that is not enabled or not available.")
     if path:
-        responses["400"] = _failure("A parameter is malformed; it is named.")
+        responses["400"] = _failure("A parameter is malformed; the error names it.")
     if missing:
-        responses["404"] = _failure("There is none.")
+        responses["404"] = _failure("It does not exist.")
     return _route(summary, responses, path)
 
 
 def _health(summary: str, *, unready: bool = False) -> Object:
-    responses = _responses("All is well.", {_JSON: _ref("Health")})
+    responses = _responses("Healthy.", {_JSON: _ref("Health")})
     if unready:
-        responses["503"] = _content("Answers are old, or there are none.", {_JSON: _ref("Health")})
+        responses["503"] = _content("Not ready; `reason` has the cause.", {_JSON: _ref("Health")})
     return _route(summary, responses, (), guarded=False)
 
 
@@ -333,7 +329,10 @@ def _route(summary: str, responses: Object, path: tuple[str, ...], *, guarded: b
 
 def _responses(description: str, kinds: Object) -> Object:
     answer = _content(description, kinds)
-    same = {"description": "The client has this answer: `If-None-Match` is its `ETag`.", "headers": answer["headers"]}
+    same = {
+        "description": "The answer is current: `If-None-Match` is its `ETag`.",
+        "headers": answer["headers"],
+    }
     return {"200": answer, "304": {**same, "headers": dict(answer["headers"])}}
 
 
