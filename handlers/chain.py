@@ -168,6 +168,7 @@ class Chain(Durable):
             StoreFull: nothing was stored, and what waited was dropped.
         """
         batch = self.batch
+        batch.touched.update([txid for txid, _ in batch.claimed])
         with self.store.disk.read() as txn:
             if not batch.steps and self.store.state(txn) == self.state:
                 return

@@ -10,7 +10,7 @@ from handlers.events import Output, Tx
 from handlers.spending import Mined, Rules, TxFault
 from handlers.states import clear_creating, enter_child
 from handlers.transactions import TxView, now
-from storage.pool_layout import ALL_IN_ONE, HIGHEST, NO_NAME, Body, Page, Record
+from storage.pool_layout import HIGHEST, NO_NAME, Body, Page, Record
 
 _RECORD, _INPUT, _OUTPUT = 400, 80, 120  # bytes on disk, about: rows, their keys and their places in the indexes
 _VALUE = 12  # with the lengths next to it
@@ -18,7 +18,9 @@ _VALUE = 12  # with the lengths next to it
 
 def size_of(tx: Tx) -> int:
     """Return about how many bytes a pending transaction takes on disk, with its blob."""
-    size = len(tx.raw or b"") + _RECORD + _INPUT * len(tx.inputs) + _OUTPUT * len(tx.outputs)
+    size = _RECORD + _INPUT * len(tx.inputs) + _OUTPUT * len(tx.outputs)
+    if tx.raw is not None:
+        size += len(tx.raw)
     return size + sum(_VALUE + len(each[1]) for each in tx.previous if each is not None) if tx.previous else size
 
 
@@ -47,32 +49,26 @@ def draft(
     created_at: int | None = None,
 ) -> Record:
     """Return the master of a new transaction."""
-    is_paged, height = len(tx.outputs) > rules.batch_size, min(height, HIGHEST)
-    record = Record(
-        outputs=0,
-        recorded=0,
-        total=len(tx.outputs),
-        page_size=rules.batch_size if is_paged else ALL_IN_ONE,
-        pages=(len(tx.outputs) - 1) // rules.batch_size,
-        is_coinbase=tx.coinbase,
-        external=external(rules, tx),
-        partial=not tx.inputs and not tx.coinbase,
-        locked=locked,
-        conflicting=conflicting,
-        born=None if mined else height,
-        created_at=now() if created_at is None else created_at,
-        unmined_since=None if mined else height,
-        delete_at=height + rules.retention if conflicting and rules.retention else None,
-        spending_height=height + rules.maturity if tx.coinbase else None,
-        fee=0 if tx.fee is None and not tx.inputs else tx.fee,
-        size=tx.size if tx.size is not None else len(tx.raw) if tx.raw is not None else None,
-        version=tx.version,
-        lock_time=tx.lock_time,
-    )
+    record, height = Record(0, 0, total=len(tx.outputs), locked=locked), min(height, HIGHEST)
+    record.created_at = now() if created_at is None else created_at
+    record.fee = 0 if tx.fee is None and not tx.inputs else tx.fee
+    record.size = len(tx.raw) if tx.size is None and tx.raw is not None else tx.size
+    record.version, record.lock_time = tx.version, tx.lock_time
+    record.external = external(rules, tx)
     if mined:
         record.block_ids, record.main_ids = [at.block_id for at in mined], [at.block_id for at in mined]
         record.block_heights, record.subtree_idxs = [at.height for at in mined], [at.subtree for at in mined]
-    if is_paged:  # nothing will ever spend what holds nothing
+    else:
+        record.born = record.unmined_since = height
+    if tx.coinbase:
+        record.is_coinbase, record.spending_height = True, height + rules.maturity
+    elif not tx.inputs:
+        record.partial = True
+    if conflicting:
+        record.conflicting, record.delete_at = True, height + rules.retention if rules.retention else None
+    if record.total > rules.batch_size:
+        record.page_size, record.pages = rules.batch_size, (record.total - 1) // rules.batch_size
+        # Nothing will ever spend what holds nothing.
         barren = sum(not any(map(bodies.kept, _part(tx, record, number))) for number in range(1, record.pages + 1))
         record.spent_pages = barren or None
     return record
@@ -93,9 +89,8 @@ def large(rules: Rules, tx: Tx) -> bool:
 
 def external(rules: Rules, tx: Tx) -> bool:
     """Return whether a transaction's bytes are kept as a blob."""
-    raw = tx.raw
-    is_long = len(tx.outputs) > rules.batch_size or (raw is not None and len(raw) > rules.max_inline_bytes)
-    return is_long or rules.externalize_all
+    is_long = tx.raw is not None and len(tx.raw) > rules.max_inline_bytes
+    return is_long or rules.externalize_all or len(tx.outputs) > rules.batch_size
 
 
 def put_page(
@@ -116,7 +111,8 @@ def put_page(
     page = record if number == 0 else Page(0, 0)
     page.outputs, page.recorded, page.creating = len(names), len(names) - names.count(NO_NAME), creating
     if not creating:  # nothing may ever come that settles what has nothing to spend
-        spending.settle(record, max(record.block_heights, default=view.height), view.rules.retention)
+        height = max(record.block_heights) if record.block_heights else view.height
+        spending.settle(record, height, view.rules.retention)
     rows.put_names(txid, record, number, names)
     if number:
         rows.put_page(txid, number, page)

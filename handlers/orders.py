@@ -49,10 +49,10 @@ class Order(Struct, eq=False):
     evicted: int = 0
 
     def touched(self) -> list[bytes]:
-        """Return the transactions that may get a record, or a claim on an output."""
+        """Return the transactions that may get a record, or a claim on an output, besides those of `claimed`."""
         match self.event:
             case TxSubmitted(tx=tx):
-                return [tx.txid, *[txid for txid, _ in tx.inputs]]
+                return [tx.txid]
             case OutputsFrozen(outpoints=outpoints) | OutputsUnfrozen(outpoints=outpoints):
                 return [txid for txid, _ in outpoints]
             case OutputReassigned(outpoint=outpoint):
@@ -78,7 +78,8 @@ class Order(Struct, eq=False):
         except TxFault as fault:
             self.refused = refusal(fault)
         if evictor.under_way:
-            evictor.look_again(None if isinstance(event, OperatorMessage) else self.touched())
+            parents = [txid for txid, _ in self.claimed()]
+            evictor.look_again(None if isinstance(event, OperatorMessage) else self.touched() + parents)
 
 
 def refusal(fault: TxFault) -> Refusal:

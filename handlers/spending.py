@@ -150,11 +150,11 @@ def settle(record: Record, height: int, retention: int) -> None:
     """
     if retention == 0 or record.preserve_until is not None:
         return
-    before, due = record.delete_at, min(height + retention, HIGHEST)
     if record.conflicting:
-        record.delete_at = due if before is None else before
+        if record.delete_at is None:
+            record.delete_at = min(height + retention, HIGHEST)
     elif record.mined and record.all_spent and (record.spent_pages or 0) == record.pages:
-        record.delete_at = due if before is None else max(before, due)
+        record.delete_at = max(record.delete_at or 0, min(height + retention, HIGHEST))
     else:
         record.delete_at = None
 

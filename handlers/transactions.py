@@ -124,12 +124,9 @@ class TxView:
         elif held.ghost is not None:
             name = name_of(self.ghosts, self.txn, held.ghost, index)
         else:
-            name = self.rows.name(txid, record, number, slot)
-        if name is None:
-            return page, number, slot, None
-        own = held.chain_tx is None and held.ghost is None
-        by = self.rows.claim(txid, number, slot) if own else self.claimed(txid, slot)
-        return page, number, slot, name if by is None else name[:HASH] + by
+            return page, number, slot, self.rows.slot(txid, record, number, slot)
+        by = None if name is None else self.claimed(txid, slot)
+        return page, number, slot, name if name is None or by is None else name[:HASH] + by
 
     def claimed(self, txid: bytes, index: int) -> bytes | None:
         """Return the claim on an output of a transaction that has no record."""
@@ -265,7 +262,7 @@ class TxView:
 
     def put(self, txid: bytes, record: Record) -> None:
         """Store a record that has changed; what was a ghost is none then."""
-        if self.rows.record(txid) is None:
+        if self._haunted and self.rows.record(txid) is None:
             self.touch(txid)
         self.rows.put(txid, record)
 

@@ -21,7 +21,7 @@ _ORDER, _TOTALS = b"\x00", b"\x01"
 _NUMBER = struct.Struct(">Q")
 
 
-class Totals(Struct, array_like=True, frozen=True):
+class Totals(Struct, array_like=True):
     """What all of them are together; sizes are about the bytes on disk."""
 
     count: int
@@ -50,9 +50,9 @@ class PendingStore:
         return _NUMBER.unpack(cursor.key()[1:])[0] + 1 if there else 0
 
     def change(self, txn: Txn, removed: list[int], new: list[tuple[int, bytes]]) -> list[int]:
-        """Take numbers out of the order and put others in; return those that were not there."""
+        """Take numbers out of the order and put others in, both ascending; return those that were not there."""
         lost = [number for number in removed if not txn.delete(_ORDER + _NUMBER.pack(number), db=self.db)]
-        rows = [(_ORDER + _NUMBER.pack(number), seal_bytes(txid)) for number, txid in sorted(new)]
+        rows = [(_ORDER + _NUMBER.pack(number), seal_bytes(txid)) for number, txid in new]
         txn.cursor(self.db).putmulti(rows)
         return lost
 

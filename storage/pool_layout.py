@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from itertools import starmap
 from operator import attrgetter
 from struct import Struct as Packed
 
@@ -24,6 +25,7 @@ NO_NAME = bytes(HASH)  # of an unspendable output
 HIGHEST = keys.HIGHEST
 ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
 _CLAIM_KEY, _OUTPUT = Packed(">32sII").pack, Packed(">32sI")
+_pack_outpoint, _pack_number = _OUTPUT.pack, Packed("<I").pack
 _NO_HASH = blake2b(digest_size=HASH)
 
 OutPoint = tuple[bytes, int]
@@ -101,7 +103,7 @@ class Record(Page, array_like=True):
     @property
     def mined(self) -> bool:
         """Return whether it is in a block of the longest chain."""
-        return bool(self.block_ids) and self.unmined_since is None
+        return self.unmined_since is None and bool(self.block_ids)
 
     @property
     def inline(self) -> bool:
@@ -162,7 +164,7 @@ def claim_key(txid: bytes, page: int, slot: int) -> bytes:
 
 def claim(txid: bytes, input_index: int) -> bytes:
     """Return the 36 bytes that name a spender: the same transaction at another input is another spender."""
-    return txid + input_index.to_bytes(4, "little")
+    return txid + _pack_number(input_index)
 
 
 def open_claim(key: bytes, raw: bytes) -> bytes:
@@ -184,7 +186,7 @@ def claimant(row: bytes) -> tuple[bytes, int]:
 def output_hash(txid: bytes, index: int, body: bytes) -> bytes:
     """Return an output's name: a commitment to where it is and what the UTXO store keeps of it."""
     made = _NO_HASH.copy()  # in half the time of a new one
-    made.update(_OUTPUT.pack(txid, index) + body)
+    made.update(_pack_outpoint(txid, index) + body)
     return made.digest()
 
 
@@ -195,4 +197,4 @@ def outpoints(packed: bytes) -> list[OutPoint]:
 
 def pack_outpoints(inputs: Iterable[OutPoint]) -> bytes:
     """Return what inputs spend, as rows have it."""
-    return b"".join([_OUTPUT.pack(*outpoint) for outpoint in inputs])
+    return b"".join(starmap(_pack_outpoint, inputs))

@@ -36,6 +36,7 @@ from storage.pool_layout import (
 from storage.rows import check_row, open_row, seal_bytes, seal_row
 
 _MOST = 50_000  # records that are kept in memory after they are written
+_UNREAD = b""  # no claim is empty
 
 
 class PoolRows:
@@ -55,8 +56,7 @@ class PoolRows:
         self._others: dict[bytes, dict[bytes, bytes | None]] = {}  # names, what is long and locks: by the key's rest
         self._claims: dict[bytes, bytes | None] = {}  # by their keys; None is no claim
         self._changed_claims: set[bytes] = set()  # the keys of those that are not written
-        self._totals: Totals | None = None  # as they are stored
-        self._new_count = self._new_size = 0  # of submissions that are not written yet
+        self._totals: Totals | None = None  # with what is not written yet
         self._recount = False  # others may have ended meanwhile
         self._next_number: int | None = None
 
@@ -92,7 +92,8 @@ class PoolRows:
 
     def put(self, txid: bytes, record: Record) -> None:
         """Change a record, or add one."""
-        self.record(txid)
+        if txid not in self._records:
+            self._take_in(txid, self.pool.record(self.txn, txid))  # the indexes have what is stored
         self._records[txid] = record
         self._changed.add(txid)
         if record.unmined_since is None:
@@ -100,12 +101,13 @@ class PoolRows:
 
     def add(self, txid: bytes, record: Record) -> None:
         """Add a record of a transaction of which the table has nothing."""
+        if record.submission is not None:
+            totals = self.totals
+            totals.count += 1
+            totals.size += record.weight
         self._records[txid] = record
         self._indexed[txid] = NOWHERE
         self._changed.add(txid)
-        if record.submission is not None:
-            self._new_count += 1
-            self._new_size += record.weight
 
     def page(self, txid: bytes, number: int) -> Page | None:
         """Return a page; number 0 is the record."""
@@ -136,14 +138,17 @@ class PoolRows:
     def _put_other(self, txid: bytes, rest: bytes, row: bytes | None) -> None:
         self._others.setdefault(txid, {})[rest] = row
 
-    def name(self, txid: bytes, record: Record, number: int, slot: int) -> bytes | None:
-        """Return the name of the output in a slot; None if it is none that can be spent."""
-        if record.inline:
-            found = record.names[slot * HASH : slot * HASH + HASH]
-        else:
+    def slot(self, txid: bytes, record: Record, number: int, slot: int) -> bytes | None:
+        """Return the name of the output in a slot, and behind it the claim; None if it is none that can be spent."""
+        names, at = record.names, slot
+        if not names:
             part, at = divmod(slot, PART)
-            found = self._part(txid, number, part)[at * HASH : at * HASH + HASH]
-        return None if not found or found == NO_NAME else found
+            names = self._part(txid, number, part)
+        name = names[at * HASH : at * HASH + HASH]
+        if not name or name == NO_NAME:
+            return None
+        by = self.claim(txid, number, slot)
+        return name if by is None else name + by
 
     def names(self, txid: bytes, record: Record, number: int) -> Iterator[tuple[int, bytes]]:
         """Yield the slots of a page that have a name, in order."""
@@ -225,12 +230,10 @@ class PoolRows:
     def claim(self, txid: bytes, page: int, slot: int) -> bytes | None:
         """Return who spends the output in a slot, or that it is frozen."""
         key = claim_key(txid, page, slot)
-        if key in self._claims:
-            return self._claims[key]
-        if self._is_new(txid):
-            return None
-        raw = self.txn.get(key, db=self.pool.claim)
-        by = self._claims[key] = None if raw is None else open_claim(key, raw)
+        by = self._claims.get(key, _UNREAD)
+        if by is _UNREAD:
+            raw = None if self._is_new(txid) else self.txn.get(key, db=self.pool.claim)
+            by = self._claims[key] = None if raw is None else open_claim(key, raw)
         return by
 
     def _is_new(self, txid: bytes) -> bool:
@@ -261,7 +264,7 @@ class PoolRows:
             self.flush()
         if self._totals is None:
             self._totals = self.pool.pending.totals(self.txn)
-        return Totals(self._totals.count + self._new_count, self._totals.size + self._new_size)
+        return self._totals
 
     def next_number(self) -> int:
         """Return the number of the next submission."""
@@ -298,7 +301,10 @@ class PoolRows:
         if record is not None:
             if record.reassignments or record.pages:
                 self.pool.reassigned.drop(self.txn, txid)
-            self._recount, self._totals = self._recount or self._is_new(txid), None
+            counted = indexed(record) if self._is_new(txid) else self._indexed.get(txid, NOWHERE)
+            if self._totals is not None and counted[3] is not None:
+                self._totals.count -= 1
+                self._totals.size -= counted[4]
             move(self.pool, self.txn, [(txid, self._indexed.pop(txid, NOWHERE), NOWHERE)])
         self._records[txid] = None
         self._changed.discard(txid)
@@ -349,7 +355,6 @@ class PoolRows:
         self.txn.cursor(self.pool.tx).putmulti(rows)
         move(self.pool, self.txn, moved)
         self._changed, self._changed_pages, self._others = set(), set(), {}
-        self._new_count = self._new_size = 0
         self._recount, self._totals = False, None
         if len(self._records) > _MOST:
             self.forget()

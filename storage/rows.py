@@ -6,6 +6,7 @@ A row on disk has a checksum behind it (`seal_row`), so that its first bytes are
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -14,9 +15,11 @@ from msgspec import Struct
 from storage.errors import Damaged
 
 _T = TypeVar("_T", bound=Struct)
-_encode = msgspec.msgpack.Encoder().encode
 SUM_BYTES = 4
 _RESIDUE = zlib.crc32(bytes(SUM_BYTES))  # the CRC-32 of anything with its own CRC-32 behind it
+
+pack: Callable[[Struct | tuple[object, ...]], bytes] = msgspec.msgpack.Encoder().encode
+"""Return MessagePack without a checksum."""
 
 
 class Body(Struct, array_like=True, frozen=True, gc=False):
@@ -89,7 +92,7 @@ def check_row(raw: bytes, what: str) -> bytes:
 
 def seal_row(row: Struct) -> bytes:
     """Return a row as it is stored."""
-    return seal_bytes(_encode(row))
+    return seal_bytes(pack(row))
 
 
 def open_row(kind: type[_T], raw: bytes, what: str) -> _T:
@@ -107,11 +110,6 @@ def open_row(kind: type[_T], raw: bytes, what: str) -> _T:
     if written < wanted:  # a default would be a wrong answer
         raise Damaged(f"{what} cannot be read: it has {written} of {wanted} fields")
     return row
-
-
-def pack(row: Struct | tuple[object, ...]) -> bytes:
-    """Return MessagePack without a checksum."""
-    return _encode(row)
 
 
 def _length(raw: bytes) -> int:
