@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections import deque
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
@@ -116,7 +117,6 @@ class Connection:
         self._quiet = anyio.Event()
         self._left = anyio.Event()  # was the feeder until it disconnected
         self._pending = 0  # messages on their way through the consumer
-        self._in_a_row = 0  # messages that were routed since the last turn
         self._reading = anyio.CancelScope()
 
     async def serve(self) -> None:
@@ -166,16 +166,22 @@ class Connection:
     async def _receive(self) -> None:
         while not self._reader.ended and not self._outbox.closed:
             await self._outbox.ready_for_more()
-            message = self._reader.at_hand()
-            match await self._next() if message is None else message:
+            messages = deque[bytes | bytearray](self._reader.at_hand(_IN_A_ROW))
+            match None if messages else await self._next():
                 case bytes() | bytearray() as raw:
-                    self._hub.numbers.bytes_in += len(raw)
-                    await self._route(raw)
+                    messages.append(raw)
                 case Refusal() as refusal:  # no message, but an answer in the order of messages
                     await self._channel.reserve(0)
                     self._deliver(b"", refusal)
-                case None:
+                case None if not messages:
                     return
+            try:
+                if messages and not self._reader.feeding:  # the feeder need not wait
+                    await self._hub.turns.next()
+                while messages and not self._reader.ended and not self._outbox.closed:
+                    await self._route(messages)
+            finally:
+                self._channel.release(*map(len, messages))  # cancelled, or ended
 
     async def _next(self) -> bytes | bytearray | Refusal | None:
         """Return the next message, or why there is none; None when the client has closed."""
@@ -186,36 +192,26 @@ class Connection:
         finally:
             self._outbox.encoding = self._reader.encoding or "frames"
 
-    async def _route(self, raw: bytes | bytearray) -> None:
-        """Pass a message to its consumer. The answer to one that is refused here still keeps its place."""
-        refusal = None
+    async def _route(self, messages: deque[bytes | bytearray]) -> None:
+        """Pass the first of some messages to its consumer.
+
+        The answer to one that is refused here still keeps its place.
+        """
+        raw, refusal = messages[0], None
+        self._hub.numbers.bytes_in += len(raw)
         try:
-            if self._is_turn_over():
-                await self._hub.turns.next()
             kind = wire.peek(raw, self._outbox.encoding)
             self._hub.numbers.count_message(kind)
             if kind in _OWN:
                 await self._answer_myself(raw, kind)
-                self._channel.release(len(raw))
+                self._channel.release(len(messages.popleft()))
                 return
             if self._feeds(kind):
                 await self._be_feeder(kind)
         except Refused as refused:
             refusal = refused.refusal
             self._reader.ended = refusal.broken and self._reader.encoding == "frames"
-        except BaseException:  # cancelled
-            self._channel.release(len(raw))
-            raise
-        self._deliver(raw, refusal)
-
-    def _is_turn_over(self) -> bool:
-        """Return whether this client has just sent something or had many messages routed. The feeder need not wait."""
-        has_read, self._reader.has_read = self._reader.has_read, False
-        self._in_a_row += 1
-        if not (has_read or self._in_a_row > _IN_A_ROW) or self._reader.feeding:
-            return False
-        self._in_a_row = 1
-        return True
+        self._deliver(messages.popleft(), refusal)
 
     def _feeds(self, kind: str) -> bool:
         """Return whether only the feeder may send this message; refuse what this client may not send at all."""

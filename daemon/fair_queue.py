@@ -147,7 +147,8 @@ class FairQueue(Generic[T]):
             self._join(flow)
 
     def _join(self, flow: Flow[T]) -> None:
-        group = self._groups.setdefault(flow.group, _Group())
+        if (group := self._groups.get(flow.group)) is None:
+            group = self._groups[flow.group] = _Group()
         was_idle = not group
         group.flows.join(flow)
         if was_idle:

@@ -82,7 +82,6 @@ class Reader:
         self.ended = False
         self.whole = False  # the message is whole, and waits for space
         self.feeding = False
-        self.has_read = False  # since a message was routed
         self.encoding: Encoding | None = None
 
     async def message(self) -> bytes | bytearray | None:
@@ -98,21 +97,33 @@ class Reader:
             self.encoding = "json" if self._buffer[:1] == b"{" else "frames"
         return await (self._line() if self.encoding == "json" else self._frame())
 
-    def at_hand(self) -> bytes | None:
-        """Return the next message if all of it is read already, and there is space for it in the inbox at once."""
-        if self.encoding == "frames" and len(self._buffer) >= LENGTH.size:
-            start, following = LENGTH.size, LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
-            end = following
-        else:
-            start, end = 0, self._buffer.find(b"\n") if self.encoding == "json" else -1
-            following = end + 1
-        size = end - start
-        if following > len(self._buffer) or not 0 <= size < min(self._max_bytes, _LONG):
-            return None
-        if not self._channel.take(size):
-            return None
+    def at_hand(self, most: int) -> list[bytes]:
+        """Return the next messages that are read whole, so many at most, with space reserved for them in the inbox.
+
+        None where one is long, or there is no space for all of them at once.
+        """
+        places, at, longest = list[slice](), 0, min(self._max_bytes + 1, _LONG)
+        while len(places) < most and (place := self._whole_from(at)) is not None and place.stop - place.start < longest:
+            places.append(place)
+            at = place.stop + (self.encoding == "json")
+        if not places or not self._channel.take([place.stop - place.start for place in places]):
+            return []
         self._unfinished.release(self)
-        return self._taken(start, end, following)
+        with memoryview(self._buffer) as read:
+            messages = [bytes(read[place]) for place in places]
+        del self._buffer[:at]
+        return messages
+
+    def _whole_from(self, at: int) -> slice | None:
+        """Return where in the buffer the message is that begins at a place; None if it is not whole yet."""
+        if self.encoding == "json":
+            end = self._buffer.find(b"\n", at)
+            return slice(at, end) if end >= 0 else None
+        start = at + LENGTH.size
+        if self.encoding is None or start > len(self._buffer):
+            return None
+        end = start + LENGTH.unpack_from(self._buffer, at)[0]
+        return slice(start, end) if end <= len(self._buffer) else None
 
     def late_s(self) -> float:
         """Return by how much the message has exceeded its time."""
@@ -171,16 +182,12 @@ class Reader:
             self.whole = False
             self._unfinished.release(self)
         if end - start < _LONG:
-            return self._taken(start, end, following)
+            message = bytes(memoryview(self._buffer)[start:end])
+            del self._buffer[:following]
+            return message
         whole, self._buffer = self._buffer, self._buffer[following:]
         del whole[end:], whole[:start]
         return whole
-
-    def _taken(self, start: int, end: int, following: int) -> bytes:
-        """Return a message that leaves the buffer."""
-        message = bytes(memoryview(self._buffer)[start:end])
-        del self._buffer[:following]
-        return message
 
     async def _more(self, size: int, missing: int = 0) -> bool:
         """Read more; False when the client has closed. Between messages there is no time limit.
@@ -198,7 +205,6 @@ class Reader:
             if not self._buffer:
                 self.excuse()
             self._buffer += more
-            self.has_read = True
             await self._unfinished.hold(self, len(self._buffer))
             if not self._given_up:
                 return True

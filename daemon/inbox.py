@@ -7,7 +7,7 @@ The feeder has space of its own, so it never waits for that of the others, nor t
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import anyio
 
@@ -53,16 +53,16 @@ class Budget:
             await admitted.wait()
         except BaseException:
             if admitted.is_set():
-                self.release(size)
+                self.release(size, size)
             else:
                 waiting.drop(flow)
                 self._admit()
             raise
 
-    def release(self, *sizes: int) -> None:
-        """Release the space of messages."""
-        self.reserved -= sum(sizes)
-        if max(sizes) > self.capacity:
+    def release(self, size: int, longest: int) -> None:
+        """Release the space of messages, of which the longest has this size."""
+        self.reserved -= size
+        if longest > self.capacity:
             self.oversized = 0
         self._admit()
 
@@ -155,18 +155,20 @@ class Channel:
             self._hold(-weight(size))
             raise
 
-    def take(self, size: int) -> bool:
-        """Reserve space for a message of `size` bytes, if that needs no waiting."""
-        if not self._budget.take(weight(size)):
+    def take(self, sizes: Sequence[int]) -> bool:
+        """Reserve space for messages of these sizes if that needs no waiting, and they fit in together."""
+        total = sum(sizes) + len(sizes) * _OVERHEAD
+        if total > self._budget.capacity or not self._budget.take(total):
             return False
-        self._hold(weight(size))
+        self._hold(total)
         return True
 
     def release(self, *sizes: int) -> None:
         """Release the space of messages of these sizes."""
-        weights = [weight(size) for size in sizes]
-        self._hold(-sum(weights))
-        self._budget.release(*weights)
+        if sizes:
+            total = sum(sizes) + len(sizes) * _OVERHEAD
+            self._hold(-total)
+            self._budget.release(total, weight(max(sizes)))
 
     def put(self, delivery: Delivery) -> None:
         """Queue a message whose space was reserved."""

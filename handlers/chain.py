@@ -151,10 +151,7 @@ class Chain(Durable):
         self.batch.deep &= far and self.store.mmr is None  # an MMR has a leaf for every output, live or not
 
     def step(self, work: Callable[[TxView], None], touched: Iterable[bytes], claimed: Iterable[OutPoint]) -> None:
-        """Add `work` on the records of transactions to the commit, after everything that waits already.
-
-        `touched` are the transactions of which it may write a record or a claim, `claimed` outputs that it may claim.
-        """
+        """Let `work` on records wait for the commit; it may make some of `touched` transactions, and claim outputs."""
         self.batch.steps.append(work)
         self.batch.touched.update(touched)
         self.batch.claimed += claimed
@@ -168,11 +165,11 @@ class Chain(Durable):
             StoreFull: nothing was stored, and what waited was dropped.
         """
         batch = self.batch
-        batch.touched.update([txid for txid, _ in batch.claimed])
         with self.store.disk.read() as txn:
             if not batch.steps and self.store.state(txn) == self.state:
                 return
         persisted_height, budget = self.state.persisted, self.prune_batch_size * max(len(batch.blocks), 1)
+        batch.touched.update([txid for txid, _ in batch.claimed])
 
         def work(txn: Txn) -> tuple[State, Removed]:
             batch.done = self.history.apply(txn, batch.blocks, deep=batch.deep) if batch.blocks else []

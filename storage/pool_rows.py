@@ -92,8 +92,7 @@ class PoolRows:
 
     def put(self, txid: bytes, record: Record) -> None:
         """Change a record, or add one."""
-        if txid not in self._records:
-            self._take_in(txid, self.pool.record(self.txn, txid))  # the indexes have what is stored
+        self.record(txid)
         self._records[txid] = record
         self._changed.add(txid)
         if record.unmined_since is None:
@@ -303,8 +302,7 @@ class PoolRows:
                 self.pool.reassigned.drop(self.txn, txid)
             counted = indexed(record) if self._is_new(txid) else self._indexed.get(txid, NOWHERE)
             if self._totals is not None and counted[3] is not None:
-                self._totals.count -= 1
-                self._totals.size -= counted[4]
+                self._totals = Totals(self._totals.count - 1, self._totals.size - counted[4])
             move(self.pool, self.txn, [(txid, self._indexed.pop(txid, NOWHERE), NOWHERE)])
         self._records[txid] = None
         self._changed.discard(txid)
