@@ -13,7 +13,7 @@ import pytest
 from anyio.abc import UNIXSocketStream
 
 from daemon.framing import Reader, Unfinished
-from daemon.inbox import Channel, Inbox
+from daemon.inbox import Channel, Inbox, weight
 from handlers.refusal import Refusal, Refused
 
 MIB = 1 << 20
@@ -179,6 +179,30 @@ def test_one_alone_may_be_longer_than_the_room(head: bytes) -> None:
     reading(test)
 
 
+@pytest.mark.parametrize("framed", [True, False], ids=["frames", "json"])
+def test_messages_that_are_read_whole_are_taken_together(framed: bool) -> None:
+    async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
+        ends = await connect(30.0, longest=100)
+        messages = [b"{" + b"x" * length for length in (1, 2, 3, 0, 99)]
+        data = b"".join(struct.pack(">I", len(each)) + each if framed else each + b"\n" for each in messages)
+        assert ends.reader.at_hand(9) == []  # the encoding is not known yet
+        ends.far.send(data + b"{" * 101 + b"\n")
+        assert await ends.reader.message() == messages[0]
+        assert ends.reader.at_hand(2) == messages[1:3]
+        taken = inbox.reserved
+        inbox.shared.reserved = inbox.capacity - weight(99)
+        assert ends.reader.at_hand(9) == []  # there is space for one
+        inbox.shared.reserved = taken
+        assert ends.reader.at_hand(9) == messages[3:]
+        assert inbox.reserved == sum(weight(len(each)) for each in messages)
+        with pytest.raises(Refused, match="longer than 100"):  # what is too long, or not whole, is left
+            await ends.reader.message()
+        ends.reader._channel.release(*map(len, messages))
+        assert inbox.reserved == 0 == inbox.clients
+
+    reading(test)
+
+
 def test_the_longest_message_gives_way_to_others_that_are_quick() -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         giant = await connect(30.0)
@@ -199,7 +223,7 @@ def test_the_longest_message_gives_way_to_others_that_are_quick() -> None:
                 all_.start_soon(pour, small.far, struct.pack(">I", 100_000) + b"y" * 100_000)
                 with anyio.fail_after(5):
                     assert await small.reader.message() == b"y" * 100_000
-                inbox.shared.release(inbox.reserved)
+                inbox.shared.release(inbox.reserved, inbox.reserved)
             all_.cancel_scope.cancel()
 
     reading(test)
