@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from binascii import a2b_base64
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -400,7 +399,6 @@ async def test_sqlite_reads_its_batch_and_not_the_table(sqlite_lab: Lab) -> None
     async with sqlite_lab.storage() as storage:
         await storage.add([tx(n) for n in range(1000)], 0.0, 60.0)
     connection = sqlite3.connect(sqlite_lab.path)
-    connection.create_function("of_base64", 1, a2b_base64, deterministic=True)
     by_key = [sql.RENEW, sql.SETTLE, sql.RELEASE, sql.CONCLUDE, sql.REVOKE, sql.DISCARD, sql.DROP]
     by_key += [sql.reopen(FINAL)]
     for template in (sql.CLAIM, *by_key):

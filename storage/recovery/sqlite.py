@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from binascii import a2b_base64
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from storage.recovery.tables import Batch, Mode, Storage, Work
 
 T = TypeVar("T")
 
+_ID_BYTES = 32
 _BUSY_S = 10.0  # how long to wait for another process that writes
 
 
@@ -47,10 +47,10 @@ def _mode(path: Path) -> str:
 
 
 def _batch(columns: Iterable[str]) -> str:
-    """Return a batch as a table: it comes as a JSON array of rows, with bytes as base64, which SQLite cannot read."""
+    """Return a batch as a table: the ids come one behind the other, the other columns as a JSON array of rows."""
     first, *others = columns
-    values = "".join(f", value ->> {n} AS {name}" for n, name in enumerate(others, 1))
-    return f"(SELECT of_base64(value ->> 0) AS {first}{values} FROM json_each(:batch)) AS b"
+    values = "".join(f", value ->> {n} AS {name}" for n, name in enumerate(others))
+    return f"(SELECT substr(:ids, key * {_ID_BYTES} + 1, {_ID_BYTES}) AS {first}{values} FROM json_each(:batch)) AS b"
 
 
 # What the statements of `sql` leave to the database. Rows are found by the index that is named, whatever is planned.
@@ -93,7 +93,8 @@ class _Run:
     async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
         given: dict[str, Any] = {"now": self._now} | values
         if batch is not None:
-            given["batch"] = msgspec.json.encode(batch).decode()
+            given["ids"] = b"".join([row[0] for row in batch])
+            given["batch"] = msgspec.json.encode([row[1:] for row in batch]).decode()
         if isinstance(at := values.get("at"), datetime):
             given["at"] = round(at.timestamp() * 1000)
         return list(await self._connection.execute_fetchall(worded(statement), given))
@@ -158,7 +159,6 @@ class SqliteStorage(Storage):
             if self._readonly:
                 await self._check(db)
                 return
-            await db.create_function("of_base64", 1, a2b_base64, deterministic=True)
             for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
                 await db.execute(f"PRAGMA {pragma}")
             await self._whole(db, lambda: self._migrate(db))

@@ -46,7 +46,7 @@ class Session(Protocol):
         """Give up the lock, if it is held. May be called twice."""
 
 
-Batch = Sequence[tuple[object, ...]]  # rows of one of the kinds in `sql.BATCHES`
+Batch = Sequence[tuple[bytes, *tuple[object, ...]]]  # rows of one of the kinds in `sql.BATCHES`
 _TIMES = ("lease_until", "not_found_since", "next_attempt_at", "submitted_at", "created_at", "updated_at")
 
 
@@ -323,6 +323,6 @@ def _held(claim: Claim) -> tuple[bytes, str, int]:
     return claim.txid, claim.owner, claim.generation
 
 
-def _result(settled: Settlement) -> tuple[object, ...]:
+def _result(settled: Settlement) -> tuple[bytes, *tuple[object, ...]]:
     texts = settled.status, settled.outcome, shortened(settled.message), shortened(settled.error)
     return *_held(settled.claim), *texts, _ms(settled.delay_s), settled.attempt, settled.failed, settled.not_found
