@@ -67,7 +67,7 @@ class FinalStatusReporter:
         Raises:
             StoreAway, StoreFull: it has to be tried again.
         """
-        rows = await self._storage.untold(_ROWS)
+        rows = await self._storage.unpublished(_ROWS)
         if self._first:
             await self._check_logged(rows)
         new = [row for row in rows if row not in self._logged]
@@ -78,7 +78,7 @@ class FinalStatusReporter:
         if self._changes.waiting:
             await to_thread.run_sync(self._changes.write, lambda _: None, limiter=self._writer)
         self._publish()
-        await self._storage.told(rows)
+        await self._storage.mark_published(rows)
         self._logged.difference_update(rows)
         return bool(rows)
 

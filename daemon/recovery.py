@@ -168,7 +168,7 @@ async def recover_along(
         turn,
         Survey(storage, records, store, turn, settings),
         settings,
-        heard=moved.wait,
+        wait_for_facts=moved.wait,
         decides=lambda: alone or caught_up(0),
         tip=tip,
         wrote=reporter.notify,

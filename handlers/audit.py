@@ -176,7 +176,7 @@ class _Audit:
     def _claim_on_chain(self, seen: _Seen, index: int, by: bytes) -> None:
         """Check a claim, or a freeze, on an output of a transaction that is only in the chain's tables."""
         name = show((seen.txid, index))
-        stored = None if seen.chain is None else self.chain.told(seen.view.txn, seen.chain, index)
+        stored = None if seen.chain is None else self.chain.slot(seen.view.txn, seen.chain, index)
         if stored is None or len(stored) > HASH:
             state = "does not have" if stored is None else "has spent"
             self._contradict(f"output {name} is claimed or frozen next to the UTXO store, which {state} it")
@@ -213,7 +213,7 @@ class _Audit:
 
     def _spender(self, seen: _Seen, record: Record, deleted: set[bytes], outpoint: OutPoint, row: bytes) -> None:
         """Check that a spender is known, and that the UTXO store knows the same one."""
-        stored = None if seen.chain is None else self.chain.told(seen.view.txn, seen.chain, outpoint[1])
+        stored = None if seen.chain is None else self.chain.slot(seen.view.txn, seen.chain, outpoint[1])
         by = claimant(row)[0] if spending.spent(row) else None
         pruned = stored is None and record.mined  # long ago, and the spender with it, perhaps
         pruned = pruned or record.conflicting  # then it is the collateral return of one that failed

@@ -38,7 +38,7 @@ class ReassignedAudit:
             yield f"output {name} was reassigned, its slot does not have the hash of its new owner"
         if any(each.spent for each in entries) and not spending.spent(row):
             yield f"output {name} counts as spent by a block, its slot is not spent"
-        shown = None if found is None or found.failed else self._chain.told(txn, found, outpoint[1])
+        shown = None if found is None or found.failed else self._chain.slot(txn, found, outpoint[1])
         if found is None or shown is None:
             return
         if any(each.spent != (len(shown) > HASH) for each in entries):

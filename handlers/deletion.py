@@ -196,7 +196,7 @@ class Deletion:
     def _may_come_back(self, view: TxView, txid: bytes) -> bool:
         """Return whether a rollback may bring an output back that was reassigned: it is still its new owner's then."""
         found = view.chain.find(view.txn, txid) if (given := self.pool.reassigned.of(view.txn, txid)) else None
-        return found is not None and any(view.chain.told(view.txn, found, index) is not None for index, _ in given)
+        return found is not None and any(view.chain.slot(view.txn, found, index) is not None for index, _ in given)
 
     def _check_unmined(self, view: TxView, txid: bytes, record: Record, marks: ParentMarks) -> bool:
         """Hold a large transaction back for a child that is unmined: searching these takes less time.

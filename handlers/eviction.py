@@ -80,14 +80,14 @@ async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
     raise await write(lambda view: evictor.refusal(view, evicted))
 
 
-Tell = Callable[[TxView, bytes, Status, int | None, AnyCause], None]  # transaction, status, height or None, cause
+Report = Callable[[TxView, bytes, Status, int | None, AnyCause], None]  # transaction, status, height or None, cause
 
 
 class Evictor:
-    """Evicts pending submissions, inside the write transaction of the caller. `tell` is called for each one."""
+    """Evicts pending submissions, inside the write transaction of the caller. `report` is called for each one."""
 
-    def __init__(self, removal: Removal, rules: Rules, tell: Tell) -> None:
-        self._removal, self._rules, self._tell = removal, rules, tell
+    def __init__(self, removal: Removal, rules: Rules, report: Report) -> None:
+        self._removal, self._rules, self._report = removal, rules, report
         self.numbers = EvictionNumbers()
         self._path: dict[bytes, _Visit] = {}  # from the oldest submission to one that builds on it
         self._wrote = False
@@ -236,7 +236,7 @@ class Evictor:
             at.page += 1
         else:
             self._removal.remove(view, txid, record)
-            self._tell(view, txid, "pruned", None, _CAUSES[reason])
+            self._report(view, txid, "pruned", None, _CAUSES[reason])
             del self._path[txid]
             gone = self._gone[reason]
             gone.count += 1

@@ -126,14 +126,14 @@ def _do(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
             states.reassign(view, event.outpoint, name, event.address)
         case TxConflicting(value=True):
             for txid in conflicts.condemn(view, event.txids):
-                tx_blocks.tell(view, txid, "conflicting", cause=Decided())
+                tx_blocks.report(view, txid, "conflicting", cause=Decided())
         case TxConflicting():
             for txid in event.txids:
                 if conflicts.readmit(view, txid):
-                    tx_blocks.tell(view, txid, "pending", cause=Decided())
+                    tx_blocks.report(view, txid, "pending", cause=Decided())
         case WinnersDecided():
             for txid in conflicts.decide(view, event.txids, view.height + 1):
-                tx_blocks.tell(view, txid, "pending" if txid in event.txids else "conflicting", cause=Decided())
+                tx_blocks.report(view, txid, "pending" if txid in event.txids else "conflicting", cause=Decided())
         case TxPreserved():
             for txid in event.txids:
                 states.preserve(view, txid, event.until)
@@ -146,7 +146,7 @@ def withdraw(view: TxView, tx_blocks: TxBlocks, txids: Sequence[bytes], reason: 
         TxFault: as `Removal.withdraw`; nothing is removed then.
     """
     for txid in tx_blocks.removal.withdraw(view, txids):
-        tx_blocks.tell(view, txid, "withdrawn", cause=Withdrawn(reason))
+        tx_blocks.report(view, txid, "withdrawn", cause=Withdrawn(reason))
 
 
 def _set_mined(view: TxView, tx_blocks: TxBlocks, event: TxMined, txid: bytes) -> None:
@@ -160,10 +160,10 @@ def _set_mined(view: TxView, tx_blocks: TxBlocks, event: TxMined, txid: bytes) -
     states.set_mined(view, txid, at, longest=event.longest, unset=event.unset)
     if not event.unset:
         if event.longest or view.need(txid).mined:
-            tx_blocks.tell(view, txid, "mined", event.height, InBlock())
+            tx_blocks.report(view, txid, "mined", event.height, InBlock())
         return
     if not known or view.need(txid).mined:
         return
     tx_blocks.agree(view, [txid])
     if mined and not view.need(txid).conflicting:
-        tx_blocks.tell(view, txid, "pending", event.height)
+        tx_blocks.report(view, txid, "pending", event.height)

@@ -35,13 +35,13 @@ class Repair(Struct, frozen=True):
     losers: list[bytes] = []
 
 
-class _Said(Struct):
-    """What a record, or the claims next to the chain, say of outputs, by index."""
+class _Stored(Struct):
+    """What a record, or the claims next to the chain, have of outputs, by index."""
 
     rows: dict[int, bytes]
     moves: dict[int, list[Reassignment]] = {}
     spendable_in: dict[int, int] = {}
-    gone: set[bytes] = set()  # spenders that were pruned
+    pruned_spenders: set[bytes] = set()  # spenders that were pruned
 
     def name(self, index: int, name: bytes) -> bytes:
         """Return an output's hash: the chain's `name`, or the one that a reassignment gave it."""
@@ -59,15 +59,15 @@ def adopt(view: TxView, tx: Tx, record: Record) -> Repair | None:
     """
     if _alike(tx, record):
         return None
-    body, said = view.body(tx.txid), _said(view, tx.txid, record)
+    body, stored = view.body(tx.txid), _stored(view, tx.txid, record)
     listed = set(body.inputs) <= {NOTHING, *tx.inputs}
     names = {
-        index: said.name(index, output_hash(tx.txid, index, bodies.body(output)))
+        index: stored.name(index, output_hash(tx.txid, index, bodies.body(output)))
         for index, output in enumerate(tx.outputs)
-        if bodies.kept(output) or (output.spendable and index in said.rows)
+        if bodies.kept(output) or (output.spendable and index in stored.rows)
     }
-    differs = record.total != len(tx.outputs) or said.rows.keys() != names.keys()
-    differs = differs or any(row[:HASH] != names[index] for index, row in said.rows.items())
+    differs = record.total != len(tx.outputs) or stored.rows.keys() != names.keys()
+    differs = differs or any(row[:HASH] != names[index] for index, row in stored.rows.items())
     if record.conflicting and not listed:
         enter_child(view, tx.txid, on=False)
     _release_unlisted(view, tx.txid, body.inputs, tx.inputs)
@@ -76,12 +76,12 @@ def adopt(view: TxView, tx: Tx, record: Record) -> Repair | None:
             view.rows.put_body(tx.txid, record, Body(tx.inputs, body.raw, _previous(tx, body)))
             view.put(tx.txid, record)
         return None
-    said = _said(view, tx.txid, record)
-    right = {index: name + said.rows.get(index, b"")[HASH:] for index, name in names.items()}
+    stored = _stored(view, tx.txid, record)
+    right = {index: name + stored.rows.get(index, b"")[HASH:] for index, name in names.items()}
     keep_bytes(view, tx, record)
-    _rewrite(view, tx.txid, record, said, right, len(tx.outputs))
+    _rewrite(view, tx.txid, record, stored, right, len(tx.outputs))
     reason = f"its {'outputs' if differs else 'inputs'} are not those of its block"
-    return Repair(tx.txid, reason, _displaced(view, said, right))
+    return Repair(tx.txid, reason, _displaced(view, stored, right))
 
 
 def _alike(tx: Tx, record: Record) -> bool:
@@ -96,11 +96,11 @@ def add_return(view: TxView, tx: Tx, record: Record) -> None:
     back = bodies.returned(tx)
     if back is None:
         return
-    index, said = len(tx.outputs), _said(view, tx.txid, record)
+    index, stored = len(tx.outputs), _stored(view, tx.txid, record)
     name = output_hash(tx.txid, index, bodies.body(back, collateral_return=True))
-    if said.rows.get(index, b"")[:HASH] != name:
-        right = said.rows | {index: name}
-        _rewrite(view, tx.txid, record, said, right, max(record.total, index + 1))
+    if stored.rows.get(index, b"")[:HASH] != name:
+        right = stored.rows | {index: name}
+        _rewrite(view, tx.txid, record, stored, right, max(record.total, index + 1))
 
 
 def keep_bytes(view: TxView, tx: Tx, record: Record) -> None:
@@ -128,44 +128,44 @@ def keep_bytes(view: TxView, tx: Tx, record: Record) -> None:
 def agree(view: TxView, txid: bytes) -> Repair | None:
     """Make a transaction's record, or the claims next to the chain, agree with it."""
     record, found = view.record(txid), view.chain.find(view.txn, txid)
-    said = _said(view, txid, record or Record(0, 0))
+    stored = _stored(view, txid, record or Record(0, 0))
     if record is None:
-        return _agree_claims(view, txid, found, said)
+        return _agree_claims(view, txid, found, stored)
     if record.creating:
         return None
     if found is None or found.failed:
-        return _agree_unmined(view, txid, found, record, said)
-    return _agree_mined(view, found, record, said)
+        return _agree_unmined(view, txid, found, record, stored)
+    return _agree_mined(view, found, record, stored)
 
 
-def _agree_claims(view: TxView, txid: bytes, found: ChainTx | None, said: _Said) -> Repair | None:
+def _agree_claims(view: TxView, txid: bytes, found: ChainTx | None, stored: _Stored) -> Repair | None:
     """Remove claims and freezes of what the chain does not have to be spent."""
     right: dict[int, bytes] = {}
-    for index, row in said.rows.items():
-        told = None if found is None else view.chain.told(view.txn, found, index)
-        if told is not None and len(told) == HASH and _stands(view, (txid, index), row):
-            right[index] = told + row[HASH:]
-    if right == said.rows:
+    for index, row in stored.rows.items():
+        on_chain = None if found is None else view.chain.slot(view.txn, found, index)
+        if on_chain is not None and len(on_chain) == HASH and _adds_to_chain(view, (txid, index), row):
+            right[index] = on_chain + row[HASH:]
+    if right == stored.rows:
         return None
-    for index in said.rows.keys() - right.keys():
+    for index in stored.rows.keys() - right.keys():
         view.drop_claim(txid, index)
-    return Repair(txid, "claims of what the chain does not have", _displaced(view, said, right))
+    return Repair(txid, "claims of what the chain does not have", _displaced(view, stored, right))
 
 
-def _agree_mined(view: TxView, found: ChainTx, record: Record, said: _Said) -> Repair | None:
+def _agree_mined(view: TxView, found: ChainTx, record: Record, stored: _Stored) -> Repair | None:
     """Rewrite the record of a transaction in the active chain as the chain has it, if it says anything else."""
-    right, there = _right(view, found, said), view.chain.record(view.txn, found)
+    right, there = _right(view, found, stored), view.chain.record(view.txn, found)
     in_step = record.mined and not record.conflicting and there.main_ids[0] in record.main_ids
-    if right == said.rows and in_step:
+    if right == stored.rows and in_step:
         return Repair(found.txid, "its reassigned outputs") if _agree_moved(view, found, record) else None
     if {n: row[:HASH] for n, row in right.items()} != {
-        n: row[:HASH] for n, row in said.rows.items()
+        n: row[:HASH] for n, row in stored.rows.items()
     }:  # its inputs and bytes are those of another content too
         spends, record.external = view.chain.inputs(view.txn, found), False
         record.version = record.lock_time = None
         _release_unlisted(view, found.txid, view.inputs(found.txid), spends)
         view.rows.put_body(found.txid, record, Body(list(spends)))
-        said = _said(view, found.txid, view.record(found.txid) or record)
+        stored = _stored(view, found.txid, view.record(found.txid) or record)
     if record.conflicting:
         set_conflicting(view, found.txid, on=False)
         record.conflicting = False
@@ -173,9 +173,9 @@ def _agree_mined(view: TxView, found: ChainTx, record: Record, said: _Said) -> R
     at = there.main_ids[0], there.block_heights[0], there.subtree_idxs[0]
     spending.mine(record, *at, longest=True, certain=True)
     record.locked, record.locked_by_operator = locked
-    _rewrite(view, found.txid, record, said, right, max(there.total, max(right, default=-1) + 1))
+    _rewrite(view, found.txid, record, stored, right, max(there.total, max(right, default=-1) + 1))
     _agree_moved(view, found, record)
-    return Repair(found.txid, "it is not what the chain has", _displaced(view, said, right))
+    return Repair(found.txid, "it is not what the chain has", _displaced(view, stored, right))
 
 
 def _agree_moved(view: TxView, found: ChainTx, record: Record) -> bool:
@@ -185,14 +185,14 @@ def _agree_moved(view: TxView, found: ChainTx, record: Record) -> bool:
     """
     changed = False
     for index, moves in view.pool.reassigned.of(view.txn, found.txid):
-        told = view.chain.told(view.txn, found, index)
-        if told is None:
+        on_chain = view.chain.slot(view.txn, found, index)
+        if on_chain is None:
             continue
         first = view.chain.paid(view.txn, found, index)[0]
         if moves.first != first:
             view.pool.reassigned.put(view.txn, found.txid, index, replace(moves, first=first))
             changed = True
-        changed |= view.mark_spent(found.txid, record, index, spent=len(told) > HASH)
+        changed |= view.mark_spent(found.txid, record, index, spent=len(on_chain) > HASH)
     if changed and not record.locked:
         spending.settle(record, max(view.height, 1), view.rules.retention)
     if changed:
@@ -200,35 +200,35 @@ def _agree_moved(view: TxView, found: ChainTx, record: Record) -> bool:
     return changed
 
 
-def _right(view: TxView, found: ChainTx, said: _Said) -> dict[int, bytes]:
+def _right(view: TxView, found: ChainTx, stored: _Stored) -> dict[int, bytes]:
     """Return the slots that the record of a transaction in the active chain should have."""
     right: dict[int, bytes] = {}
     for index, row in view.chain.slots(view.txn, found)[0].items():
-        own, tail = said.rows.get(index), row[HASH:]
+        own, tail = stored.rows.get(index), row[HASH:]
         if own is None:
             address, value = view.chain.paid(view.txn, found, index)
             if tail or not spending.data_output(value, address):
                 right[index] = row
             continue
-        if not tail and _stands(view, (found.txid, index), own):
+        if not tail and _adds_to_chain(view, (found.txid, index), own):
             tail = own[HASH:]
-        right[index] = said.name(index, row[:HASH]) + tail
-    for index, row in said.rows.items():
+        right[index] = stored.name(index, row[:HASH]) + tail
+    for index, row in stored.rows.items():
         if index not in right and _is_gone(view, row):
             right[index] = row  # the chain does not have it any more
     return right
 
 
-def _agree_unmined(view: TxView, txid: bytes, failed: ChainTx | None, record: Record, said: _Said) -> Repair | None:
+def _agree_unmined(view: TxView, txid: bytes, failed: ChainTx | None, record: Record, stored: _Stored) -> Repair | None:
     """Free what no transaction claims, and let a transaction that waits for a block hold what it spends, or lose."""
     if record.mined or record.conflicting:  # long ago, or its spenders are those of its collateral return
         return None
-    claims = {index: row for index, row in said.rows.items() if spending.spent(row)}
+    claims = {index: row for index, row in stored.rows.items() if spending.spent(row)}
     spenders = {index: claimant(row)[0] for index, row in claims.items()}
-    strays = [index for index, by in spenders.items() if by not in said.gone and view.get(by) is None]
+    strays = [index for index, by in spenders.items() if by not in stored.pruned_spenders and view.get(by) is None]
     if strays:
-        right = said.rows | {index: claims[index][:HASH] for index in strays}
-        _rewrite(view, txid, record, said, right, record.total)
+        right = stored.rows | {index: claims[index][:HASH] for index in strays}
+        _rewrite(view, txid, record, stored, right, record.total)
     if failed is not None:
         return Repair(txid, "it failed in its block", [txid])
     if _holds(view, txid):
@@ -284,23 +284,23 @@ def in_chain(view: TxView, txid: bytes) -> bool:
     return (found := view.chain.find(view.txn, txid)) is not None and not found.failed
 
 
-def _said(view: TxView, txid: bytes, record: Record) -> _Said:
-    said = _Said({}, {}, {}, set())
+def _stored(view: TxView, txid: bytes, record: Record) -> _Stored:
+    stored = _Stored({}, {}, {}, set())
     for number in range(record.pages + 1):
         page, first = view.rows.page(txid, number) if number else record, number * record.page_size
         if page is None:
             continue
         first = first if number else 0
-        said.rows.update((first + slot, row) for slot, row in view.slots(txid, number))
+        stored.rows.update((first + slot, row) for slot, row in view.slots(txid, number))
         for each in page.reassignments:
-            said.moves.setdefault(first + each.slot, []).append(replace(each, slot=first + each.slot))
-        said.spendable_in.update((first + slot, height) for slot, height in page.spendable_in.items())
-        said.gone.update(page.deleted_children)
-    return said
+            stored.moves.setdefault(first + each.slot, []).append(replace(each, slot=first + each.slot))
+        stored.spendable_in.update((first + slot, height) for slot, height in page.spendable_in.items())
+        stored.pruned_spenders.update(page.deleted_children)
+    return stored
 
 
-def _stands(view: TxView, outpoint: OutPoint, row: bytes) -> bool:
-    """Return whether a slot says what the chain can't tell: a freeze, or a claim of what is in no block."""
+def _adds_to_chain(view: TxView, outpoint: OutPoint, row: bytes) -> bool:
+    """Return whether a slot has what the chain does not: a freeze, or a claim of a transaction that is in no block."""
     if not spending.spent(row):
         return spending.frozen(row)
     by, n = claimant(row)
@@ -322,14 +322,14 @@ def _is_gone(view: TxView, row: bytes) -> bool:
     return spending.spent(row) and not _waits(view, claimant(row)[0])
 
 
-def _displaced(view: TxView, said: _Said, right: dict[int, bytes]) -> list[bytes]:
+def _displaced(view: TxView, stored: _Stored, right: dict[int, bytes]) -> list[bytes]:
     """Return who claimed an output before and does no longer, if it waits for a block."""
-    lost = [row for index, row in said.rows.items() if right.get(index, b"")[HASH:] != row[HASH:]]
+    lost = [row for index, row in stored.rows.items() if right.get(index, b"")[HASH:] != row[HASH:]]
     spenders = dict.fromkeys(claimant(row)[0] for row in lost if spending.spent(row))
     return [txid for txid in spenders if _waits(view, txid)]
 
 
-def _rewrite(view: TxView, txid: bytes, record: Record, said: _Said, right: dict[int, bytes], total: int) -> None:
+def _rewrite(view: TxView, txid: bytes, record: Record, stored: _Stored, right: dict[int, bytes], total: int) -> None:
     """Store a record with other slots, on one page; inputs and bytes stay."""
     body, given = view.body(txid), view.pool.reassigned.of(view.txn, txid)
     view.remove(txid)
@@ -337,11 +337,11 @@ def _rewrite(view: TxView, txid: bytes, record: Record, said: _Said, right: dict
     record.outputs = record.total = total
     record.recorded, record.spent = len(right), sum(map(spending.spent, right.values()))
     spenders = {claimant(row)[0] for row in right.values() if spending.spent(row)}
-    record.deleted_children = sorted(said.gone & spenders)
+    record.deleted_children = sorted(stored.pruned_spenders & spenders)
     moved = {
         index: moves
-        for index, moves in said.moves.items()
-        if index in right and right[index][:HASH] == said.rows[index][:HASH] == moves[-1].new_hash
+        for index, moves in stored.moves.items()
+        if index in right and right[index][:HASH] == stored.rows[index][:HASH] == moves[-1].new_hash
     }
     record.reassignments = [
         replace(each, spent=_is_gone(view, right[index])) for index, moves in moved.items() for each in moves
@@ -349,7 +349,7 @@ def _rewrite(view: TxView, txid: bytes, record: Record, said: _Said, right: dict
     for index, moves in given:
         if index in moved:
             view.pool.reassigned.put(view.txn, txid, index, moves)
-    record.spendable_in = {index: height for index, height in said.spendable_in.items() if index in moved}
+    record.spendable_in = {index: height for index, height in stored.spendable_in.items() if index in moved}
     if record.locked:
         record.delete_at = None
     else:

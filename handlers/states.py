@@ -200,7 +200,7 @@ def reassign(view: TxView, outpoint: OutPoint, new_hash: bytes, address: bytes) 
 def _first_owner(view: TxView, outpoint: OutPoint) -> bytes | None:
     """Return to whom the chain says that an output belongs, if it has it."""
     found = view.chain.find(view.txn, outpoint[0])
-    if found is None or view.chain.told(view.txn, found, outpoint[1]) is None:
+    if found is None or view.chain.slot(view.txn, found, outpoint[1]) is None:
         return None
     return view.chain.paid(view.txn, found, outpoint[1])[0]
 

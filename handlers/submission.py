@@ -43,9 +43,9 @@ def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
 def _publish(view: TxView, tx_blocks: TxBlocks, txid: bytes, rival: bytes | None) -> None:
     """Publish that a transaction is pending, or conflicting because `rival` has an input of it."""
     if rival is None:
-        tx_blocks.tell(view, txid, "pending", cause=_SUBMITTED)
+        tx_blocks.report(view, txid, "pending", cause=_SUBMITTED)
     else:
-        tx_blocks.tell(view, txid, "conflicting", cause=DoubleSpend(by=rival))
+        tx_blocks.report(view, txid, "conflicting", cause=DoubleSpend(by=rival))
 
 
 def _submit_again(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
@@ -66,7 +66,7 @@ def _submit_again(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckS
         raise
     if event.locked:
         set_locked(view, txid, on=True)
-    tx_blocks.tell(view, txid, "pending", cause=_SUBMITTED)
+    tx_blocks.report(view, txid, "pending", cause=_SUBMITTED)
     return "accepted"
 
 

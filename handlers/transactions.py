@@ -76,8 +76,8 @@ class TxView:
         self.ghosts, self.rows = self.pool.ghosts, PoolRows(self.pool, txn)
         self._haunted = self.ghosts.any(txn)  # whether there may be ghosts
         self._haunting: dict[bytes, Held] = {}  # those that were examined
-        self._asked: tuple[int, int] | None = None  # the block of our chain that was looked for last, its ordinal
-        self._answer: int | None = None
+        self._last_place: tuple[int, int] | None = None  # the block of our chain that was looked for last, its ordinal
+        self._last_ordinal: int | None = None
 
     @property
     def txn(self) -> Txn:
@@ -120,7 +120,7 @@ class TxView:
         if page is None:
             return record, number, slot, None
         if held.chain_tx is not None:
-            name = self.chain.told(self.txn, held.chain_tx, index)
+            name = self.chain.slot(self.txn, held.chain_tx, index)
         elif held.ghost is not None:
             name = name_of(self.ghosts, self.txn, held.ghost, index)
         else:
@@ -161,8 +161,8 @@ class TxView:
             names = {i: name_of(self.ghosts, self.txn, ghost, i) for i in self.ghosts.indexes(self.txn, ghost)}
             return {index: (name or NO_NAME) + claims.get(index, b"") for index, name in names.items()}
         found = self.chain.find(self.txn, txid) if claims else None
-        told = {index: found and self.chain.told(self.txn, found, index) for index in claims}
-        return {index: (told[index] or NO_NAME)[:HASH] + by for index, by in claims.items()}
+        rows = {index: found and self.chain.slot(self.txn, found, index) for index in claims}
+        return {index: (rows[index] or NO_NAME)[:HASH] + by for index, by in claims.items()}
 
     def counted(self, tx: ChainTx) -> tuple[Record, dict[int, bytes]]:
         """Return the whole record that a transaction of the chain would have, and its slots.
@@ -193,10 +193,10 @@ class TxView:
 
     def own_block(self, height: int, block_id: int) -> int | None:
         """Return the ordinal of a block of the active chain; a message needs the same one repeatedly."""
-        if self._asked != (height, block_id):
-            self._asked = height, block_id
-            self._answer = self.chain.blocks.ordinal_at(self.txn, height, block_id)
-        return self._answer
+        if self._last_place != (height, block_id):
+            self._last_place = height, block_id
+            self._last_ordinal = self.chain.blocks.ordinal_at(self.txn, height, block_id)
+        return self._last_ordinal
 
     # --- records -------------------------------------------------------------------------------------------------
 
@@ -344,10 +344,10 @@ class TxView:
         if held is None or found is None or found[3] is None or found[3][HASH:] != by:
             return
         tx = self.chain.find(self.txn, held.txid)
-        told = found[3][:HASH] if tx is None else self.chain.told(self.txn, tx, outpoint[1])
-        if told is None:
+        row = found[3][:HASH] if tx is None else self.chain.slot(self.txn, tx, outpoint[1])
+        if row is None:
             return
-        self.claim(held, outpoint[1], told[HASH:] if held.chain_tx is None else b"")
+        self.claim(held, outpoint[1], row[HASH:] if held.chain_tx is None else b"")
         if held.chain_tx is None:
             self.settle(held.txid, held.record)
 

@@ -46,7 +46,7 @@ class TxBlocks:
         self.transactions, self.chain, self.pool = transactions, transactions.chain, transactions.pool
         self.changes = changes or ChangeLog(self.pool.disk)
         self.removal = Removal(JobStore(self.pool.disk))
-        self.evictor = Evictor(self.removal, transactions.rules, self.tell)
+        self.evictor = Evictor(self.removal, transactions.rules, self.report)
         self.repairs: list[Repair] = []  # of the write that is being made
         self._repaired = 0  # records that commits have repaired since `take_repaired`
         self.bare = True  # no record, no claim
@@ -83,7 +83,7 @@ class TxBlocks:
             view = self.begin(txn)
             finished, removed = tx_startup.heal(view)
             for txid in finished:
-                self.tell(view, txid, "pending", cause=Submitted())
+                self.report(view, txid, "pending", cause=Submitted())
             waiting = tx_startup.end_locks(view)
             view.flush()
             return len(finished), len(removed), waiting
@@ -92,10 +92,10 @@ class TxBlocks:
             finished, removed, waiting = self.changes.write(work)
             log.info("unmined_reloaded", waiting=waiting, creations_finished=finished, removed=removed)
 
-    def tell(
+    def report(
         self, view: TxView, txid: bytes, status: Status, height: int | None = None, cause: AnyCause | None = None
     ) -> None:
-        """Say, once it is true, that a transaction's life took a turn."""
+        """Record that the status of a transaction changes with this commit."""
         height = view.height if height is None else height
         self.changes.record(TxStatusChanged(txid=txid, status=status, height=height, cause=cause))
 
@@ -118,7 +118,7 @@ class TxBlocks:
         """Let a block end the ghosts that it has again, and give rows to those that it has anything else to do with."""
         done = ghosts.connect(view, block)
         for txid in done.mined:
-            self.tell(view, txid, "mined", cause=InBlock())
+            self.report(view, txid, "mined", cause=InBlock())
         touched.update(done.given_rows)
         self._lose(view, {loser: DoubleSpend(by=by) for loser, by in done.rivals.items()}, done.mined)
 
@@ -243,8 +243,8 @@ class TxBlocks:
     def _got(self, view: TxView, outpoint: OutPoint, by: bytes) -> bool | None:
         """Return whether the chain has an output as spent by `by`; None when it does not have the output."""
         found = self.chain.find(view.txn, outpoint[0])
-        told = None if found is None else self.chain.told(view.txn, found, outpoint[1])
-        return None if told is None else told[HASH:] == by
+        row = None if found is None else self.chain.slot(view.txn, found, outpoint[1])
+        return None if row is None else row[HASH:] == by
 
     def _may_have_got(self, view: TxView, outpoint: OutPoint, by: bytes) -> bool:
         """Return whether a transaction that failed has got its collateral: it claims nothing of what waits."""
@@ -281,7 +281,7 @@ class TxBlocks:
         record.size = tx.size if record.size is None else record.size
         record.version = tx.version if record.version is None else record.version
         record.lock_time = tx.lock_time if record.lock_time is None else record.lock_time
-        self.tell(view, tx.txid, "mined", block.height, InBlock())
+        self.report(view, tx.txid, "mined", block.height, InBlock())
 
     def _complete(self, view: TxView, tx: Tx, record: Record) -> None:
         """Complete a creation: a block has the transaction."""
@@ -317,7 +317,7 @@ class TxBlocks:
         conflicts.give_way(view, losing)
         for txid in losing:
             log.warning("transaction_lost", txid=txid.hex(), height=view.height)
-            self.tell(view, txid, "conflicting", cause=all_of_them[txid])
+            self.report(view, txid, "conflicting", cause=all_of_them[txid])
 
     # --- the way back --------------------------------------------------------------------------------------------
 
@@ -330,7 +330,7 @@ class TxBlocks:
         for block in self.chain.going_back(view.txn, back, ~new_ghosts):
             undo_some(view, back, block, undone)
         view.flush()
-        self.pool.ghosts.make(view.txn, self.chain.gone(view.txn, back, new_ghosts), now())
+        self.pool.ghosts.make(view.txn, self.chain.ghost_columns(view.txn, back, new_ghosts), now())
         view.forget_ghosts()
         return undone
 
@@ -342,7 +342,7 @@ class TxBlocks:
             reconcile.let_go(view, txid, inputs)
         for txid in dict.fromkeys(undone.unmined):
             if txid not in undone.reused or not reconcile.in_chain(view, txid):
-                self.tell(view, txid, "pending", cause=BlockRolledBack())
+                self.report(view, txid, "pending", cause=BlockRolledBack())
         self._lose(view, dict.fromkeys(undone.losers, DoubleSpend()), ())
         for txid in dict.fromkeys(undone.failed):
             ended = reconcile.agree(view, txid)

@@ -71,7 +71,7 @@ class Generations(Struct, array_like=True):
     found: list[Generation]
 
 
-class Gone(NamedTuple):
+class RolledBackBlocks(NamedTuple):
     """What a rollback rolls back, with the history's numbers; those transactions become ghosts that are `ghosts`.
 
     `parents` and `indexes` are the outputs that `spends` (of `SPEND`) spent, whose spenders are numbers here.

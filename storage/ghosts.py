@@ -30,7 +30,7 @@ from storage.ghost_layout import (
     Generation,
     Generations,
     Ghost,
-    Gone,
+    RolledBackBlocks,
 )
 from storage.history.arrays import distinct, joined, places_among_distinct, same_rows, stable_order
 from storage.history.bits import StoredBits, open_chunk, set_stored
@@ -115,44 +115,44 @@ class Ghosts:
 
     # --- made and ended ------------------------------------------------------------------------------------------
 
-    def make(self, txn: Txn, gone: Gone, made_at: int) -> None:
+    def make(self, txn: Txn, columns: RolledBackBlocks, made_at: int) -> None:
         """Keep what a rollback rolls back."""
         self._reads = None
-        if not gone.ghosts.any():
+        if not columns.ghosts.any():
             return
         before = self.generations(txn)
         last = before[-1] if before else Generation(-1, 0, 0, 0, 0, 0, 0, 0)
         number, first, first_spend = last.number + 1, last.end, last.end_spend
-        shift = first - gone.first
-        txs, spends = self._columns(gone, shift, first_spend)
-        outputs = gone.outputs.copy()
+        shift = first - columns.first
+        txs, spends = self._columns(columns, shift, first_spend)
+        outputs = columns.outputs.copy()
         outputs["number"] += shift
         Values(self._tx, GHOST_TX, heap=False).append(txn, txs)
-        Values(self._output, OUTPUT_RECORD, heap=True).append(txn, outputs, gone.heap)
+        Values(self._output, OUTPUT_RECORD, heap=True).append(txn, outputs, columns.heap)
         Values(self._spend, GHOST_SPEND, heap=False).append(txn, spends)
         self.index.put(txn, (number, made_at, BY_ID), txs["id"][:, 0], np.zeros(len(txs), np.int64), txs["number"])
         self.index.put(txn, (number, made_at, BY_PARENT), spends["parent"][:, 0], spends["index"], spends["number"])
         set_stored(txn, self._live, txs["number"], to=True)
-        blocks = [Block(height, block_first + shift) for height, block_first in gone.blocks]
+        blocks = [Block(height, block_first + shift) for height, block_first in columns.blocks]
         rows = [(keys.u32(number) + keys.u32(n), seal_row(block)) for n, block in enumerate(blocks)]
         txn.cursor(self._meta).putmulti(rows)
-        end, end_spend = first + gone.end - gone.first, first_spend + len(spends)
-        made = Generation(number, first, end, first_spend, end_spend, len(gone.blocks), made_at, len(txs))
+        end, end_spend = first + columns.end - columns.first, first_spend + len(spends)
+        made = Generation(number, first, end, first_spend, end_spend, len(columns.blocks), made_at, len(txs))
         self._put_generations(txn, [*before, made])
 
     @staticmethod
-    def _columns(gone: Gone, shift: int, first_spend: int) -> tuple[Records, Records]:
+    def _columns(columns: RolledBackBlocks, shift: int, first_spend: int) -> tuple[Records, Records]:
         """Return the ghosts, and what they spend in their order."""
-        some = gone.txs.compress(gone.ghosts)
+        some = columns.txs.compress(columns.ghosts)
         txs = np.zeros(len(some), GHOST_TX)
         for name in ("id", "fee", "counts", "block", "size", "subtree"):
             txs[name] = some[name]
         txs["number"] = some["number"] + shift
-        own = np.isin(gone.spends["spender"], some["number"])
+        own = np.isin(columns.spends["spender"], some["number"])
         spends = np.zeros(int(own.sum()), GHOST_SPEND)
         spends["number"] = first_spend + np.arange(len(spends))
-        spends["parent"], spends["index"] = gone.parents[own], gone.indexes[own]
-        spends["input"], spends["spender"] = gone.spends["input"][own], gone.spends["spender"][own] + shift
+        spends["parent"], spends["index"] = columns.parents[own], columns.indexes[own]
+        spends["input"], spends["spender"] = columns.spends["input"][own], columns.spends["spender"][own] + shift
         starts = np.searchsorted(spends["spender"], txs["number"], "left")
         txs["spends"] = first_spend + starts
         txs["spent"] = np.searchsorted(spends["spender"], txs["number"], "right") - starts
@@ -178,14 +178,14 @@ class Ghosts:
                 self._delete(txn, each)
         self._put_generations(txn, kept)
 
-    def _delete(self, txn: Txn, gone: Generation) -> None:
-        front = keys.u32(gone.number)
+    def _delete(self, txn: Txn, columns: Generation) -> None:
+        front = keys.u32(columns.number)
         delete_from(txn, self._meta, front, lambda key: key.startswith(front) and len(key) == 8)
-        self.index.delete(txn, gone.number)
+        self.index.delete(txn, columns.number)
         for table, first, end in (
-            (self._tx, gone.first, gone.end),
-            (self._output, gone.first, gone.end),
-            (self._spend, gone.first_spend, gone.end_spend),
+            (self._tx, columns.first, columns.end),
+            (self._output, columns.first, columns.end),
+            (self._spend, columns.first_spend, columns.end_spend),
         ):
             delete_from(txn, table, KEY.pack(first), partial(_below, KEY.pack(end)))
 

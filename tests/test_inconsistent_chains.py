@@ -170,7 +170,7 @@ class Scenario(RuleBasedStateMachine):
         found, spender = list[bool](), view.get(txid)
         for outpoint in [] if spender is None else view.spends(spender):
             row, home = view.row(outpoint), view.chain.find(view.txn, outpoint[0])
-            if row is not None and (home is None or view.chain.told(view.txn, home, outpoint[1]) is not None):
+            if row is not None and (home is None or view.chain.slot(view.txn, home, outpoint[1]) is not None):
                 found.append(spending.spent(row) and claimant(row)[0] == txid)
         return found
 

@@ -127,4 +127,4 @@ async def test_a_survey_keeps_some_rows_of_what_nobody_here_has(lab: Lab) -> Non
         await survey(decides=False)
         assert (await storage.counts()).by_status["orphan"] == 24
         assert {row.txid for row in await storage.rows("pending", 99)} == {tx(n) for n in range(6)}
-        assert {status for _, status in await storage.untold(99)} == {"orphan"}
+        assert {status for _, status in await storage.unpublished(99)} == {"orphan"}

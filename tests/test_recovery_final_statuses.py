@@ -92,16 +92,16 @@ async def test_what_is_final_is_marked_until_it_is_told(lab: Lab) -> None:
         await storage.conclude(free[:2], "deleted", "")
         await nobody.conclude(free[2:3], "deleted", "")
         mine = {each.claim.txid: each.status for each in settled[:2]} | dict.fromkeys(free[:2], "deleted")
-        assert dict(await storage.untold(100)) == mine
-        assert await other.untold(100) == [(settled[2].claim.txid, "orphan")]
-        assert await nobody.untold(100) == []
-        assert len(await storage.untold(3)) == 3
+        assert dict(await storage.unpublished(100)) == mine
+        assert await other.unpublished(100) == [(settled[2].claim.txid, "orphan")]
+        assert await nobody.unpublished(100) == []
+        assert len(await storage.unpublished(3)) == 3
         await storage.reopen([free[0]], "", FINAL)  # and so it is not final any more
         del mine[free[0]]
-        assert dict(await storage.untold(100)) == mine
-        assert await storage.told([(free[1], "confirmed"), (settled[2].claim.txid, "orphan")]) == set()
-        assert await storage.told(await storage.untold(100)) == set(mine)
-        assert await storage.untold(100) == []
+        assert dict(await storage.unpublished(100)) == mine
+        assert await storage.mark_published([(free[1], "confirmed"), (settled[2].claim.txid, "orphan")]) == set()
+        assert await storage.mark_published(await storage.unpublished(100)) == set(mine)
+        assert await storage.unpublished(100) == []
 
 
 async def test_a_kill_between_the_tables_and_the_log_loses_no_fact(lab: Lab, disk: Disk) -> None:
@@ -127,16 +127,16 @@ async def test_a_kill_between_the_log_and_the_mark_tells_nothing_twice(lab: Lab,
         shaky = Shaky(storage)
         first = Life(cast("Any", shaky), disk)
         await first.conclude("deleted", 1, 2)
-        shaky.broken.add("told")  # and here it dies
+        shaky.broken.add("mark_published")  # and here it dies
         with pytest.raises(StoreAway):
             await first.tell_all()
-        assert len(await storage.untold(10)) == 2
+        assert len(await storage.unpublished(10)) == 2
         await storage.reopen([tx(2)], "", FINAL)
         await storage.conclude([tx(2)], "confirmed", "")  # of which the log does not tell
         second = Life(storage, disk)
         await second.tell_all()
         assert second.logged() == [(tx(1), "deleted"), (tx(2), "deleted"), (tx(2), "confirmed")]
-        assert await storage.untold(10) == []
+        assert await storage.unpublished(10) == []
 
 
 async def test_tables_of_the_first_schema_are_taken_over(sqlite_lab: Lab) -> None:
@@ -150,10 +150,10 @@ async def test_tables_of_the_first_schema_are_taken_over(sqlite_lab: Lab) -> Non
         )
         connection.commit()
     async with tables(sqlite_lab) as storage:
-        assert await storage.untold(10) == []  # it was reported by the version that wrote it
+        assert await storage.unpublished(10) == []  # it was reported by the version that wrote it
         await storage.add([tx(2)], 30.0)
         await storage.conclude([tx(2)], "deleted", "")
-        assert await storage.untold(10) == [(tx(2), "deleted")]
+        assert await storage.unpublished(10) == [(tx(2), "deleted")]
 
 
 # --- a real daemon ---------------------------------------------------------------------------------------------------

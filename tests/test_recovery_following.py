@@ -81,7 +81,7 @@ class Log:
         follower = Follower(
             *(cast("Storage", storage), self.changes, store, cast("Any", self._turn), cast("Any", self._survey)),
             quick(confirmations=3, scan_interval=0.05),
-            heard=self._heard,
+            wait_for_facts=self._heard,
             decides=lambda: self.decides,
             tip=lambda: self.tip,
             wrote=lambda: None,
@@ -138,7 +138,7 @@ async def test_what_is_logged_while_nobody_reads_is_read_later(lab: Lab, log: Lo
         log.log(*said("pending", 1, 2, 3), *said("mined", 1), *said("conflicting", 2), block(5), block(6), block(7))
         async with log.following(storage):
             await until(are(storage, t1="confirmed", t2="deleted", t3="pending"))
-        assert await storage.untold(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
+        assert await storage.unpublished(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
         assert (await read(storage, tx(1))).message == "mined at height 5"
         assert log.surveys == [True]
 
@@ -235,7 +235,7 @@ async def test_facts_wait_in_the_log_while_the_database_is_away(sqlite_lab: Lab,
             shaky.mute.clear()
             log.log(*said("conflicting", 2))
             await until(are(storage, t1="confirmed", t2="deleted", t3="pending"))
-        assert await storage.untold(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
+        assert await storage.unpublished(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
         assert {row.reopened for row in await storage.rows(None, 100)} == {0}
         assert log.surveys == [True]
 

@@ -14,7 +14,7 @@ from recovering import Lab, tx
 from config.settings import Recovery
 from handlers.events import Point, RolledBack
 from handlers.recovery.finality import Breaker, SourceAway, State
-from handlers.recovery.following import news
+from handlers.recovery.following import changes_of
 from handlers.recovery.holding import Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.settling import Settler
@@ -108,5 +108,5 @@ async def test_a_cursor_moves_only_from_where_it_was_read(lab: Lab) -> None:
 
 def test_a_rollback_lowers_the_tip_that_confirms() -> None:
     below, above = (Point(height=height, slot=height, hash=bytes(32)) for height in (4, 9))
-    assert news([RolledBack(from_=above, to=below, blocks=5)], 9).tip == 4
-    assert news([RolledBack(from_=above, to="origin", blocks=9)], 9).tip == 0
+    assert changes_of([RolledBack(from_=above, to=below, blocks=5)], 9).tip == 4
+    assert changes_of([RolledBack(from_=above, to="origin", blocks=9)], 9).tip == 0

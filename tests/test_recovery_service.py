@@ -240,7 +240,7 @@ async def test_a_result_whose_answer_was_lost_is_marked_as_untold(lab: Lab) -> N
             await until(becomes(storage, tx(1), "confirmed"))
             await until(becomes(storage, tx(2), "confirmed"))
             assert told == []
-            assert await storage.untold(9) == [(tx(1), "confirmed"), (tx(2), "confirmed")]
+            assert await storage.unpublished(9) == [(tx(1), "confirmed"), (tx(2), "confirmed")]
             shaky.mute.clear()
             await old(storage, 3)
             shaky.broken.add("settle")

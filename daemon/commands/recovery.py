@@ -81,7 +81,7 @@ def list_rows(context: click.Context, status: str | None, count: int, order: str
     import msgspec
 
     from daemon.commands.recovery_report import table
-    from handlers.recovery.report import told
+    from handlers.recovery.report import shown
     from storage.recovery.rows import Row
 
     async def work(storage: Storage) -> list[Row]:
@@ -101,7 +101,7 @@ def list_rows(context: click.Context, status: str | None, count: int, order: str
     with pipe_may_close():
         if as_json:
             for row in found:
-                click.echo(msgspec.json.encode(told(row)))
+                click.echo(msgspec.json.encode(shown(row)))
         else:
             show(table(found) if found else "there are none")
 
@@ -116,7 +116,7 @@ def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
     import msgspec
 
     from daemon.commands.recovery_report import whole
-    from handlers.recovery.report import told_whole
+    from handlers.recovery.report import shown_whole
 
     row = _with(context.obj.config, lambda storage: storage.row(txid[0]), readonly=True)
     if row is None:
@@ -126,7 +126,7 @@ def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
             FAILED,
         )
     if as_json:
-        click.echo(msgspec.json.encode(told_whole(row)))
+        click.echo(msgspec.json.encode(shown_whole(row)))
     else:
         show(*whole(row))
 

@@ -42,16 +42,16 @@ class Healing:
         records: Records,
         turn: Turn,
         write: Callable[[Callable[[TxView], bool | None]], Awaitable[bool | None]],
-        tell: Callable[[TxStatusChanged], None],
-        told: Callable[[], None],
+        record: Callable[[TxStatusChanged], None],
+        publish: Callable[[], None],
         tip: Callable[[], int],
     ) -> None:
         """Take the records. `write` makes one step on them a commit of its own.
 
-        `tell` is called in it for what becomes whole, `told` after it.
+        `record` is called in it for what becomes whole, `publish` after it.
         """
         self._records, self._turn, self._write = records, turn, write
-        self._tell, self._told, self._tip = tell, told, tip
+        self._record, self._publish, self._tip = record, publish, tip
         self._done = self._walked = -inf
 
     async def __call__(self) -> None:
@@ -71,13 +71,13 @@ class Healing:
                 continue
             if whole is not None:
                 log.info("creation_healed", txid=txid.hex(), whole=whole)
-                self._told()
+                self._publish()
         self._done = now
 
     def _heal(self, txid: bytes, view: TxView) -> bool | None:
         whole = self._records.heal(view, txid)
         if whole:
-            self._tell(TxStatusChanged(txid=txid, status="pending", height=self._tip(), cause=Submitted()))
+            self._record(TxStatusChanged(txid=txid, status="pending", height=self._tip(), cause=Submitted()))
         return whole
 
 
@@ -86,12 +86,12 @@ async def withdraw_discarded(
     store: str,
     write: Callable[[Callable[[TxView], None]], Awaitable[None]],
     tx_blocks: TxBlocks,
-    told: Callable[[], None],
+    publish: Callable[[], None],
 ) -> None:
-    """Take what an operator has discarded out of the pool of `store`, so that what it claimed is free again.
+    """Remove what an operator has discarded from the pool of `store`, which releases its claims.
 
-    `write` makes one step a commit of its own; `told` is called when the change log has it. Each is withdrawn before it
-    is forgotten: a kill in between repeats it.
+    `write` makes one step a commit of its own; `publish` is called when the change log has it. Each is withdrawn
+    before it is forgotten: a kill in between repeats it.
     """
 
     def step(txid: bytes, view: TxView) -> None:
@@ -109,7 +109,7 @@ async def withdraw_discarded(
                 return
         await storage.withdrawn(store, txids)
         log.info("discarded_withdrawn", transactions=len(txids))
-        told()
+        publish()
 
 
 async def forget(storage: Storage, settings: Recovery, counts: Counts) -> bool:

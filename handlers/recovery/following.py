@@ -35,34 +35,34 @@ _DEEP = 5_000  # transactions that are confirmed at a time
 _HIGHEST = (1 << 63) - 1  # that a database can keep
 BACK = "its block was rolled back"
 
-Said = int | Literal["waits", "lost", "gone"]  # a number is the height at which it is mined
+NewState = int | Literal["waits", "lost", "gone"]  # a number is the height at which it is mined
 
 
-class News(Struct):
-    """What some facts say: the latest state of each transaction, and which of them a rollback has released."""
+class Changes(Struct):
+    """What some facts change: the latest state of each transaction, and which of them a rollback has released."""
 
     tip: int
-    last: dict[bytes, Said] = field(default_factory=dict)
+    last: dict[bytes, NewState] = field(default_factory=dict)
     back: set[bytes] = field(default_factory=set)
 
 
-def news(facts: Iterable[Fact], tip: int) -> News:
-    """Return what facts say that follow a tip at this height."""
-    told = News(tip)
+def changes_of(facts: Iterable[Fact], tip: int) -> Changes:
+    """Return what some facts change; they follow a tip at this height."""
+    found = Changes(tip)
     for fact in facts:
         match fact:
             case TxStatusChanged(txid=txid, status=status, cause=cause):
                 # A final status that recovery itself published is in no move.
                 row = move.row if (move := BY_FACT.get((status, type(cause)))) else None  # type: ignore[arg-type]
                 if row == "reopens":
-                    told.back.add(txid)
+                    found.back.add(txid)
                 if row is not None:
-                    told.last[txid] = fact.height or 0 if row == "mined" else "waits" if row == "reopens" else row
+                    found.last[txid] = fact.height or 0 if row == "mined" else "waits" if row == "reopens" else row
             case BlockCommitted(height=height):
-                told.tip = min(height, _HIGHEST)
+                found.tip = min(height, _HIGHEST)
             case RolledBack(to=to):
-                told.tip = 0 if to == "origin" else min(to.height, _HIGHEST)
-    return told
+                found.tip = 0 if to == "origin" else min(to.height, _HIGHEST)
+    return found
 
 
 class Follower:
@@ -77,19 +77,19 @@ class Follower:
         survey: Survey,
         settings: Recovery,
         *,
-        heard: Callable[[], Awaitable[None]],
+        wait_for_facts: Callable[[], Awaitable[None]],
         decides: Callable[[], bool],
         tip: Callable[[], int],
         wrote: Callable[[], None],
     ) -> None:
         """Take both sides; the log is read in turns on the writer's thread.
 
-        `heard` returns when there may be more facts, `wrote` is called when rows may be final now. Final rows are
-        compared with the chain here, whose tip is at the height `tip`, once that `decides`: it does not while it is
-        behind another chain that may have confirmed rows.
+        `wait_for_facts` returns when there may be more facts, `wrote` is called when rows may be final now. Final
+        rows are compared with the chain here, whose tip is at the height `tip`, once that `decides`: it does not
+        while it is behind another chain that may have confirmed rows.
         """
         self._storage, self._changes, self._store, self._turn, self._survey = storage, changes, store, turn, survey
-        self._heard, self._decides, self._tip, self._wrote = heard, decides, tip, wrote
+        self._wait_for_facts, self._decides, self._tip, self._wrote = wait_for_facts, decides, tip, wrote
         self._ttl_s, self._scan_s, self._confirmations = settings.ttl, settings.scan_interval, settings.confirmations
         self._cursor: Cursor | None = None
         self._since: Cursor | None = None  # from where on the log is read after a first survey
@@ -109,7 +109,7 @@ class Follower:
                 await anyio.sleep(_AGAIN_S)
                 continue
             with anyio.move_on_after(None if cursor.compared else self._scan_s):
-                await self._heard()
+                await self._wait_for_facts()
             await anyio.sleep(_GATHER_S)
 
     async def _catch_up(self) -> Cursor:
@@ -165,13 +165,13 @@ class Follower:
 
     async def _write(self, cursor: Cursor, moved: Cursor, facts: Sequence[Fact]) -> Cursor:
         """Write facts, and move the cursor with them."""
-        told = news(facts, cursor.tip)
-        moved = structs.replace(moved, tip=told.tip)
+        found = changes_of(facts, cursor.tip)
+        moved = structs.replace(moved, tip=found.tip)
 
         async def steps(verbs: Verbs) -> bool:
             if not await verbs.move(self._store, cursor, moved):
                 return False
-            await self._rows(verbs, told)
+            await self._rows(verbs, found)
             return True
 
         if not await self._storage.transact(steps):
@@ -180,24 +180,24 @@ class Follower:
         self._wrote()
         return moved
 
-    async def _rows(self, verbs: Verbs, told: News) -> None:
+    async def _rows(self, verbs: Verbs, found: Changes) -> None:
         """Write what happened to transactions. Each gets a row, if its submission could not make one."""
-        said = defaultdict[str, list[bytes]](list)
-        for txid, last in sorted(told.last.items()):
-            said["mined" if isinstance(last, int) else last].append(txid)
-        await self._pending(verbs, sorted(told.back.difference(said["gone"])), BACK, FINAL)
+        by_state = defaultdict[str, list[bytes]](list)
+        for txid, last in sorted(found.last.items()):
+            by_state["mined" if isinstance(last, int) else last].append(txid)
+        await self._pending(verbs, sorted(found.back.difference(by_state["gone"])), BACK, FINAL)
         # A confirmed row stays: another instance, which is further ahead, may have confirmed it.
-        await self._pending(verbs, [txid for txid in said["waits"] if txid not in told.back], WAITS, GIVEN_UP)
-        for some in parts(said["mined"]):
+        await self._pending(verbs, [txid for txid in by_state["waits"] if txid not in found.back], WAITS, GIVEN_UP)
+        for some in parts(by_state["mined"]):
             if await verbs.add(some, self._ttl_s) < len(some):
                 await verbs.reopen(some, HAS_IT, GIVEN_UP)
-            await verbs.mine(self._store, {txid: int(told.last[txid]) for txid in some})
-        for some in parts(said["waits"] + said["lost"] + said["gone"]):
+            await verbs.mine(self._store, {txid: int(found.last[txid]) for txid in some})
+        for some in parts(by_state["waits"] + by_state["lost"] + by_state["gone"]):
             await verbs.unmine(self._store, some)
-        for some in parts(said["lost"]):
+        for some in parts(by_state["lost"]):
             await verbs.add(some, self._ttl_s)
             await verbs.conclude(some, "deleted", CONFLICTING)
-        for some in parts(said["gone"]):
+        for some in parts(by_state["gone"]):
             await verbs.drop(some)
 
     async def _pending(self, verbs: Verbs, txids: list[bytes], why: str, statuses: Sequence[Status]) -> None:

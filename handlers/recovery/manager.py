@@ -82,7 +82,7 @@ class Manager:
         self._running = False
         self._again = False  # a claim's answer was lost: what we may hold is claimed again
         self._counted = self._swept = float("-inf")
-        self._told = (0, 0)
+        self._logged = (0, 0)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -366,10 +366,10 @@ class Manager:
         numbers = self.numbers
         numbers.held, numbers.stuck = len(self._holding), len(self._attempts.abandoned)
         done = (numbers.claims, sum(numbers.settled.values()))
-        if done != self._told:
-            claimed, settled = (now - before for now, before in zip(done, self._told, strict=True))
+        if done != self._logged:
+            claimed, settled = (now - before for now, before in zip(done, self._logged, strict=True))
             log.info("recovery_swept", claimed=claimed, settled=settled, skipped=numbers.stuck, held=numbers.held)
-            self._told = done
+            self._logged = done
 
 
 async def _end(task: TaskHandle[None]) -> None:

@@ -8,7 +8,7 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from handlers.answers import Hash
-from storage.recovery.rows import Look, Row, Summary
+from storage.recovery.rows import Attempt, Row, Summary
 
 
 class Recovering(Summary, frozen=True, kw_only=True):
@@ -22,16 +22,16 @@ class Recovering(Summary, frozen=True, kw_only=True):
 class RecoveringWhole(Recovering, frozen=True, kw_only=True):
     """The same, with its latest attempts, the oldest first."""
 
-    history: list[Look]
+    history: list[Attempt]
 
 
-def told(row: Row) -> Recovering:
+def shown(row: Row) -> Recovering:
     """Return a row as it is listed."""
     fields = asdict(row)
     del fields["history"]
     return Recovering(**fields | {"txid": row.txid.hex()})
 
 
-def told_whole(row: Row) -> RecoveringWhole:
+def shown_whole(row: Row) -> RecoveringWhole:
     """Return a row with its history."""
     return RecoveringWhole(**asdict(row) | {"txid": row.txid.hex()})

@@ -14,7 +14,7 @@ import numpy as np
 from storage.chain_txs import ChainTx, GoingBack, Spend, in_order
 from storage.disk import Txn
 from storage.errors import Damaged
-from storage.ghost_layout import Gone
+from storage.ghost_layout import RolledBackBlocks
 from storage.history.arrays import distinct, joined
 from storage.history.layout import (
     OUTPUT_RECORD,
@@ -173,7 +173,7 @@ class MinedStore:
             slots[number - first] = row
         return slots, reads.block(last).height if last else None
 
-    def told(self, txn: Txn, tx: ChainTx, index: int) -> bytes | None:
+    def slot(self, txn: Txn, tx: ChainTx, index: int) -> bytes | None:
         """Return a slot as the chain has it, without a claim."""
         reads, number = self._at(txn), tx.number + index
         if index >= reads.stored.tx_of(tx.number).outputs:
@@ -226,7 +226,7 @@ class MinedStore:
         homes = reads.stored.home_columns(spends["number"])
         return RolledBack(target, blocks, txs, spends, *homes, self._reused(txn, txs))
 
-    def gone(self, txn: Txn, back: RolledBack, ghosts: Flags) -> Gone:
+    def ghost_columns(self, txn: Txn, back: RolledBack, ghosts: Flags) -> RolledBackBlocks:
         """Return what becomes of transactions that are ghosts now."""
         stored, blocks, first = self._at(txn).stored, back.blocks, back.first
         end = blocks[-1].first + blocks[-1].numbers
@@ -236,7 +236,7 @@ class MinedStore:
         txs["block"] -= np.uint32(back.target + 1)
         places = [(min(block.height, HIGHEST), block.first) for block in blocks]
         heap = b"".join([heap for _, heap in parts])
-        return Gone(places, first, end, txs, ghosts, outputs, heap, back.spends, back.parents, back.indexes)
+        return RolledBackBlocks(places, first, end, txs, ghosts, outputs, heap, back.spends, back.parents, back.indexes)
 
     def going_back(self, txn: Txn, back: RolledBack, some: Flags) -> Iterator[GoingBack]:
         """Yield the blocks above `target` from the tip down, each with some of the transactions."""

@@ -146,9 +146,9 @@ def _compared(view: View) -> Iterator[str]:
     for kind in kinds:
         if len(ranges := sinks[kind].different()):
             sieve = Sieve(ranges)
-            told = dict.fromkeys(kinds, check_runs.NOTHING) | {kind: sieve}
+            others = dict.fromkeys(kinds, check_runs.NOTHING) | {kind: sieve}
             view.spent = BitSet(view.state.next_number)
-            for _ in _each(consistency.walks(view, kinds[3:], told)):
+            for _ in _each(consistency.walks(view, kinds[3:], others)):
                 pass
             for _ in check_runs.check_entries(view, kind, sieve, check_runs.NOTHING):
                 pass

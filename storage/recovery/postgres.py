@@ -133,7 +133,7 @@ class PostgresStorage(Storage):
                     await self._migrate(connection)
         except _AWAY as error:
             await self.close()
-            raise _told(error) from error
+            raise _store_error(error) from error
         except BaseException:
             await self.close()
             raise
@@ -178,7 +178,7 @@ class PostgresStorage(Storage):
             await session.open(self._channel, wake)
         except _AWAY as error:
             await session.close()
-            raise _told(error) from error
+            raise _store_error(error) from error
         except BaseException:
             await session.close()
             raise
@@ -212,7 +212,7 @@ class PostgresStorage(Storage):
                         raise
             except _AWAY as error:  # a deadlock with another instance took everything back: once more
                 if not isinstance(error, asyncpg.DeadlockDetectedError) or attempt == _DEADLOCKS - 1:
-                    raise _told(error) from error
+                    raise _store_error(error) from error
         raise AssertionError
 
 
@@ -274,26 +274,26 @@ class PostgresSession:
     async def lead(self) -> bool:
         """See `Session`."""
         if not self._leads:
-            self._leads = bool(await self._ask("SELECT pg_try_advisory_lock($1)", self._lock))
+            self._leads = bool(await self._fetch("SELECT pg_try_advisory_lock($1)", self._lock))
         return self._leads
 
     async def alive(self) -> bool:
         """See `Session`."""
         try:
-            await self._ask("SELECT 1")
+            await self._fetch("SELECT 1")
         except StoreAway:
             await self.close()
             return False
         return True
 
-    async def _ask(self, query: str, *values: object) -> Any:
+    async def _fetch(self, query: str, *values: object) -> Any:
         async with self._turn:
             if self._connection is None:
                 raise StoreAway("the session is closed")
             try:
                 return await self._connection.fetchval(query, *values)
             except _AWAY as error:
-                raise _told(error) from error
+                raise _store_error(error) from error
 
     async def close(self) -> None:
         """See `Session`."""
@@ -315,6 +315,6 @@ def _silence_ms(lease_s: float) -> int:
     return max(round(lease_s * 1000), 1000)
 
 
-def _told(error: BaseException) -> StoreAway:
+def _store_error(error: BaseException) -> StoreAway:
     """Return what an error means to us; its text may hold values, but never the way to the database."""
     return StoreAway(f"the recovery database: {type(error).__name__}: {error}" if str(error) else type(error).__name__)

@@ -56,7 +56,7 @@ class Settlement(Struct, frozen=True, gc=False):
     not_found: bool = False
 
 
-class Look(Struct, frozen=True):
+class Attempt(Struct, frozen=True):
     """One attempt to find out what became of a transaction."""
 
     at: datetime
@@ -90,7 +90,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 class Row(Summary, frozen=True, kw_only=True):
     """Everything that is known about one transaction; the latest attempts are in `history`, the oldest first."""
 
-    history: list[Look]
+    history: list[Attempt]
 
     @property
     def place(self) -> Place:
@@ -130,6 +130,6 @@ def shortened(text: str | None) -> str | None:
     return text if text is None else text.replace("\0", "")[:LONGEST_TEXT].encode(errors="replace").decode()
 
 
-def decode_history(raw: str) -> list[Look]:
+def decode_history(raw: str) -> list[Attempt]:
     """Return the attempts that a row remembers, oldest first."""
-    return msgspec.json.decode(raw, type=list[Look])
+    return msgspec.json.decode(raw, type=list[Attempt])

@@ -141,8 +141,8 @@ ADD = """
 DROP = """
     DELETE FROM {t} WHERE txid IN (SELECT id FROM {keys}) AND status || '' IN ('pending', 'orphan') RETURNING txid"""
 
-UNTOLD = "SELECT txid, status FROM {t} WHERE untold = :reporter ORDER BY txid LIMIT :limit"
-TOLD = """
+UNPUBLISHED = "SELECT txid, status FROM {t} WHERE untold = :reporter ORDER BY txid LIMIT :limit"
+PUBLISHED = """
     UPDATE {t} AS t SET untold = NULL FROM {statuses}
     WHERE t.txid = b.id AND t.status || '' = b.value AND t.untold || '' = :reporter RETURNING txid"""
 WAITING = "SELECT txid FROM {t} WHERE txid > :after AND status || '' = 'pending' ORDER BY txid LIMIT :limit"

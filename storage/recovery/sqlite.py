@@ -164,7 +164,7 @@ class SqliteStorage(Storage):
             await self._whole(db, lambda: self._migrate(db))
         except sqlite3.Error as error:
             await self.close()
-            raise _told(error, self._path) from error
+            raise _store_error(error, self._path) from error
         except OSError as error:
             raise StoreAway(f"{self._path}: unable to open database file: {error.strerror}") from error
         except BaseException:
@@ -230,7 +230,7 @@ class SqliteStorage(Storage):
                 with CancelScope(shield=True):
                     done = await (work(run) if mode == "read" else self._whole(db, lambda: work(run)))
             except sqlite3.Error as error:
-                raise _told(error, self._path) from error
+                raise _store_error(error, self._path) from error
         if run.rung:
             for wake in self._sleeping:
                 wake()
@@ -249,7 +249,7 @@ class SqliteStorage(Storage):
         return done
 
 
-def _told(error: sqlite3.Error, path: Path) -> StoreError:
+def _store_error(error: sqlite3.Error, path: Path) -> StoreError:
     """Return what an error of SQLite means to us."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):

@@ -261,13 +261,13 @@ class Storage(Verbs):
         """Delete rows of some final statuses that were submitted so long ago, the oldest first; return how many."""
         return len(await self._statement(sql.forget(statuses), "each", age=_ms(age_s), limit=limit))
 
-    async def untold(self, limit: int) -> list[tuple[bytes, Status]]:
+    async def unpublished(self, limit: int) -> list[tuple[bytes, Status]]:
         """Return rows that became final here, by `settle` or `conclude`, and are not published yet."""
-        return [(*row,) for row in await self._statement(sql.UNTOLD, reporter=self._reporter, limit=limit)]
+        return [(*row,) for row in await self._statement(sql.UNPUBLISHED, reporter=self._reporter, limit=limit)]
 
-    async def told(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
+    async def mark_published(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
         """Note that these rows were published, unless their status is another by now; return which."""
-        return await self._each(sql.TOLD, sorted(rows), reporter=self._reporter)
+        return await self._each(sql.PUBLISHED, sorted(rows), reporter=self._reporter)
 
     async def row(self, txid: bytes) -> Row | None:
         """Return everything about one transaction."""
