@@ -28,7 +28,7 @@ from handlers import wire
 from handlers.claims import spend
 from handlers.events import BlockApplied, OutPoint, Output, Tx
 from handlers.new_records import draft, put_page
-from handlers.spending import Mined
+from handlers.spending import mine
 from handlers.transactions import Transactions
 from storage.disk import Txn
 from storage.history.store import HistoryStore
@@ -164,7 +164,9 @@ def _records(txn: Txn, transactions: Transactions, first: int) -> None:
     view = transactions.view(txn)
     for number in range(first, first + _CHUNK):
         made = Tx(_id(f"record {number}"), [(_id(f"before {number}"), 0)], [Output(b"\x51", number)])
-        put_page(view, made, draft(transactions.rules, made, 1, mined=[Mined(1, 1)]), 0)
+        record = draft(transactions.rules, made, 1)
+        mine(record, 1, 1, None, longest=True)
+        put_page(view, made, record, 0)
         spend(view, _id(f"after {number}"), [(made.txid, 0)], 2)
     view.flush()
 

@@ -93,7 +93,6 @@ class Creation:
         tx: Tx,
         draft: Record,
         *,
-        spends: bool = True,
         wanted: Mapping[int, bytes] | None = None,
         keeps_loser: bool = False,
         clock: Callable[[], float] = time,
@@ -105,7 +104,7 @@ class Creation:
         write that completes it, with one of these others.
         """
         self.transactions, self.tx, self.draft = transactions, tx, draft
-        self.spends, self.keeps_loser, self._wanted = spends, keeps_loser, wanted or {}
+        self.keeps_loser, self._wanted = keeps_loser, wanted or {}
         self.owner = token_bytes(16)
         self.wrote_master = False
         self.finished = False
@@ -200,9 +199,8 @@ class Creation:
         if held is not None and not held.record.creating:
             raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} exists")
         acquire(view, tx.txid, self.owner, self.records, self._clock())
-        if self.spends:
-            height, keeps_loser = view.height + 1, self.keeps_loser
-            spend(view, tx.txid, tx.inputs, height, wanted=self._wanted, only_check=True, keeps_loser=keeps_loser)
+        height, keeps_loser = view.height + 1, self.keeps_loser
+        spend(view, tx.txid, tx.inputs, height, wanted=self._wanted, only_check=True, keeps_loser=keeps_loser)
 
     def page(self, number: int, view: TxView) -> None:
         """Store one page, if an earlier attempt has not."""
@@ -235,9 +233,7 @@ class Creation:
             TxFault: `UTXO_ERROR`: another has spent one meanwhile.
         """
         self._still_ours(view)
-        rival = new_records.finish(
-            view, self.tx.txid, spends=self.spends, wanted=self._wanted, keeps_loser=self.keeps_loser
-        )
+        rival = new_records.finish(view, self.tx.txid, wanted=self._wanted, keeps_loser=self.keeps_loser)
         self._created(view, rival)
 
     def end(self, view: TxView) -> None:

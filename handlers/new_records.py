@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from handlers import bodies, spending
 from handlers.claims import spend
 from handlers.events import Output, Tx
-from handlers.spending import Mined, Rules, TxFault
+from handlers.spending import Rules, TxFault
 from handlers.states import clear_creating, enter_child
 from handlers.transactions import TxView, now
 from storage.pool_layout import HIGHEST, NO_NAME, Body, Page, Record
@@ -38,28 +38,14 @@ def known(view: TxView, tx: Tx) -> bool:
     return held is not None
 
 
-def draft(
-    rules: Rules,
-    tx: Tx,
-    height: int,
-    *,
-    mined: Sequence[Mined] = (),
-    locked: bool = False,
-    conflicting: bool = False,
-    created_at: int | None = None,
-) -> Record:
+def draft(rules: Rules, tx: Tx, height: int, *, locked: bool = False, conflicting: bool = False) -> Record:
     """Return the master of a new transaction."""
     record, height = Record(0, 0, total=len(tx.outputs), locked=locked), min(height, HIGHEST)
-    record.created_at = now() if created_at is None else created_at
+    record.created_at, record.born, record.unmined_since = now(), height, height
     record.fee = 0 if tx.fee is None and not tx.inputs else tx.fee
     record.size = len(tx.raw) if tx.size is None and tx.raw is not None else tx.size
     record.version, record.lock_time = tx.version, tx.lock_time
     record.external = external(rules, tx)
-    if mined:
-        record.block_ids, record.main_ids = [at.block_id for at in mined], [at.block_id for at in mined]
-        record.block_heights, record.subtree_idxs = [at.height for at in mined], [at.subtree for at in mined]
-    else:
-        record.born = record.unmined_since = height
     if tx.coinbase:
         record.is_coinbase, record.spending_height = True, height + rules.maturity
     elif not tx.inputs:
@@ -129,12 +115,7 @@ def put_page(
 
 
 def finish(
-    view: TxView,
-    txid: bytes,
-    *,
-    spends: bool,
-    wanted: Mapping[int, bytes] | None = None,
-    keeps_loser: bool = False,
+    view: TxView, txid: bytes, *, wanted: Mapping[int, bytes] | None = None, keeps_loser: bool = False
 ) -> bytes | None:
     """End a creation whose pages are all there: the inputs are spent and the master's flag goes, in one.
 
@@ -144,9 +125,8 @@ def finish(
         TxFault: `UTXO_ERROR`: an input can't be spent any more; `CREATING`: a page is missing. The caller's write
             transaction has to be given up then.
     """
-    inputs, rival, height = view.inputs(txid), None, view.height + 1
-    if spends:
-        rival = spend(view, txid, inputs, height, wanted=wanted, is_new=True, keeps_loser=keeps_loser)
+    inputs, height = view.inputs(txid), view.height + 1
+    rival = spend(view, txid, inputs, height, wanted=wanted, is_new=True, keeps_loser=keeps_loser)
     record = view.need(txid)
     clear_creating(view, txid, record)
     record.creating, record.conflicting = False, record.conflicting or rival is not None

@@ -49,7 +49,7 @@ def complete(view: TxView, txid: bytes) -> bool:
     view.rows.put_lock(txid, None)
     try:
         with view.all_or_nothing():
-            new_records.finish(view, txid, spends=True)
+            new_records.finish(view, txid)
     except TxFault as fault:
         log.warning("creation_removed", txid=txid.hex(), why=str(fault))
         view.remove(txid)

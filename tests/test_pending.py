@@ -227,7 +227,7 @@ def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytes
             record = new_records.draft(real.rules, old, 0)
             for number in range(record.pages + 1):
                 new_records.put_page(view, old, record, number, creating=True)
-            new_records.finish(view, old.txid, spends=True)
+            new_records.finish(view, old.txid)
 
         monkeypatch.setattr("handlers.new_records.now", lambda: int((time() - 200) * 1000))
         pool.chain.write_alone(make)
