@@ -33,24 +33,14 @@ class Removal:
 
     def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs
-        self.blobs: list[str] = []  # of what is gone, to be deleted
-        self._left: list[str] = []  # by the write under way
-
-    def begin(self) -> None:
-        """Forget what an attempt at this write has left."""
-        self._left = []
-
-    def settle(self) -> None:
-        """Take over what is on disk now."""
-        self.blobs += self._left
-        self._left = []
+        self.blobs: list[str] = []  # to be deleted, if their transactions are gone: a write may fail
 
     def remove(self, view: TxView, txid: bytes, record: Record) -> None:
         """Remove a transaction; whatever builds on it is gone already, or goes in the same write."""
         view.release_inputs(txid)
         enter_child(view, txid, on=False)
         if record.external:
-            self._left.append(blob_name(txid, partial=record.partial))
+            self.blobs.append(blob_name(txid, partial=record.partial))
         if record.pages:
             view.rows.remove_page(txid, 0)
             self._jobs.leave(view.txn, [(txid, record.pages)])

@@ -56,7 +56,6 @@ class TxBlocks:
     def begin(self, txn: Txn, tip: int | None = None) -> TxView:
         """Return the view of a write that begins, and forget what an attempt at it has left."""
         self.repairs = []
-        self.removal.begin()
         self.evictor.begin()
         return self.transactions.view(txn, tip)
 
@@ -64,7 +63,6 @@ class TxBlocks:
         """Take over what is on disk after a commit."""
         with self.pool.disk.read() as txn:
             self.bare, self.idle = self.pool.bare(txn), self.pool.empty(txn)
-        self.removal.settle()
         self.evictor.settle()
         for repair in self.repairs:
             log.warning("record_repaired", txid=repair.txid.hex(), reason=repair.reason)
