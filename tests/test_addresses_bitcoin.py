@@ -69,7 +69,7 @@ scripts = st.one_of(
 
 
 @pytest.mark.parametrize(("network", "text", "script"), VALID)
-def test_addresses_stand_for_scripts(network: str, text: str, script: str) -> None:
+def test_addresses_encode_scripts(network: str, text: str, script: str) -> None:
     bitcoin = codec("bitcoin", network)
     assert bitcoin.read(text).hex() == script
     assert bitcoin.write(bytes.fromhex(script)) == (text.lower() if text.startswith("BC1") else text)

@@ -362,7 +362,7 @@ def test_rebuilding_records_changes_nothing_of_a_sound_store(store: Daemon) -> N
     assert rows(store) == before
 
 
-def test_rebuilding_a_record_keeps_what_only_it_knows(store: Daemon) -> None:
+def test_rebuilding_a_record_keeps_what_only_the_record_has(store: Daemon) -> None:
     known = {"preserve_until": 70, "delete_at": None, "born": 2, "created_at": 12345, "locked": True}
     harm(store, both(slot("m", 0, 0, b"", spent=-1), slot("m", 0, 1, FROZEN, spent=-1), record("m", **known)))
     with open_disk(load(store.config, {})) as disk:
@@ -465,7 +465,7 @@ def test_a_spender_that_was_pruned(store: Daemon) -> None:
     assert not any("which is not known" in finding for finding in audited(store).contradictions)
 
 
-def test_many_findings_are_told_up_to_a_hundred(store: Daemon) -> None:
+def test_many_findings_are_reported_up_to_a_hundred(store: Daemon) -> None:
     rows = [(digest("x", n) + BODY, seal_row(NO_BODY)) for n in range(300)]
     harm(store, lambda kept, txn: [txn.put(key, row, db=kept.pool.tx) for key, row in rows])
     assert len(audited(store).findings) == 100

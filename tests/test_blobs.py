@@ -130,7 +130,7 @@ def test_a_blob_that_is_put_again_is_young_again(blobs: Blobs, monkeypatch: pyte
         assert blobs.get(A) == b"written"
 
 
-def test_names_tell_all_and_their_ages(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_lists_all_blobs_with_their_ages(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {f"{number:02x}" * 32 + kind for number in range(0, 256, 15) for kind in (".tx", ".outputs")}
     for name in names:
         blobs.put(name, name.encode())
@@ -284,7 +284,7 @@ def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.Monkey
     assert blobs.get(A) == data
 
 
-def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     """A disk that is not mounted must not look like a store without blobs: records would be pruned as if."""
     root = tmp_path / "blobs"
     blobs = Files(root)
@@ -481,7 +481,7 @@ def test_refusals_of_the_server_are_in_the_error(status: int, code: str, monkeyp
     assert all(line.endswith(f"{code}: No.") for line in said.values()), said
 
 
-def test_a_daemon_says_at_its_start_that_it_has_no_blobs(
+def test_a_daemon_logs_at_its_start_that_it_has_no_blobs(
     s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
@@ -534,7 +534,7 @@ def test_a_server_without_conditional_put_is_written_to_all_the_same(
     assert set(puts[:-3]) == (set() if disabled else {"PUT *"})
 
 
-def test_a_long_blob_goes_up_in_parts(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_blob_is_uploaded_in_parts(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     monkeypatch.setattr(storage.bucket, "PART", 5 * MIB)
     blobs, data = Bucket("box", secrets.token_hex(8)), Random(1).randbytes(12 * MIB + 1)
@@ -646,7 +646,7 @@ def test_without_obstore_only_a_bucket_is_refused(monkeypatch: pytest.MonkeyPatc
     open_blobs("file:blobs", tmp_path).check()
 
 
-def test_a_blob_that_goes_while_it_is_put_again_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_is_deleted_during_a_put_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = Files(tmp_path)
     files.put(A, b"a")
     utime = os.utime

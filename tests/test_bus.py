@@ -105,7 +105,7 @@ def test_equal_subscriptions_are_sent_the_same_bytes_at_once() -> None:
     assert boxes[2].messages[0] == b"".join(wire.encode(fact, "frames") for fact in facts)
 
 
-def test_a_subscriber_is_sent_what_it_wants_and_nothing_else() -> None:
+def test_a_subscriber_is_sent_what_it_subscribed_to_and_nothing_else() -> None:
     subscribers, box = Subscribers(), cast(Any, Box("json"))
     subscribers.subscribe(box, ["BlockCommitted"])
     subscribers.publish([mined(1)])

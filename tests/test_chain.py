@@ -208,7 +208,7 @@ def test_the_view_offers_points_newest_first(tmp_path: Path) -> None:
 # --- turns -----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_written_without_news(tmp_path: Path) -> None:
+def test_nothing_is_written_without_new_facts(tmp_path: Path) -> None:
     with open_chain(tmp_path) as chain:
         feed(chain, BLOCKS[0])
         last, before = chain.store.disk.env.info()["last_txnid"], dump(chain.store)
@@ -219,7 +219,7 @@ def test_nothing_is_written_without_news(tmp_path: Path) -> None:
         assert dump(chain.store) == before
 
 
-def test_nothing_is_pruned_where_the_configuration_says_so(tmp_path: Path) -> None:
+def test_nothing_is_pruned_where_the_pruner_is_switched_off(tmp_path: Path) -> None:
     with open_chain(tmp_path, prune_depth=0, rollback_window=0) as chain:
         feed(chain, *BLOCKS[:10])
         for pruning in (True, False):
@@ -266,7 +266,7 @@ def test_a_turn_ends_in_time(tmp_path: Path) -> None:
         assert turns.finish().view.blocks == 1
 
 
-def test_the_network_height_of_the_sender_decides_how_deep_a_block_lies(tmp_path: Path) -> None:
+def test_the_network_height_of_the_sender_decides_how_deep_a_block_is(tmp_path: Path) -> None:
     with open_chain(tmp_path / "1", prune_depth=3, rollback_window=2) as chain:
         follow(chain, Line([message(BLOCKS[0], Listener(4))]))
         assert list(dump(chain.store)["undo"]) == [1], "three blocks below is within the windows"

@@ -65,7 +65,7 @@ def test_the_configuration_is_named_at_any_level(tmp_path: Path, level: int) -> 
         assert (done.returncode, b'network = "regtest"' in done.stdout) == (0, True), done.stderr
 
 
-def test_a_feed_is_told_where_the_daemon_is_at_any_level(tmp_path: Path) -> None:
+def test_a_feed_takes_the_options_of_the_daemon_at_any_level(tmp_path: Path) -> None:
     (tmp_path / "events").write_bytes(b"")
     with home(tmp_path) as daemon:
         for words in (
@@ -107,7 +107,7 @@ def test_the_help_of_bench_needs_none_of_its_packages_and_names_them() -> None:
     assert "apply Not available: msgpack is not installed" in said and "soak Attack daemons" in said
 
 
-def test_a_measurement_without_its_packages_says_so() -> None:
+def test_a_measurement_without_its_packages_is_one_error_line() -> None:
     done = without_msgpack("bench", "apply", "--old", "7", "more")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: msgpack is not installed") and done.stderr.count("\n") == 1

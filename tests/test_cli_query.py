@@ -190,7 +190,7 @@ def test_status_when_behind_and_when_pruning_waits(tmp_path: Path) -> None:
         assert f"4 blocks due, job {report['pruner_job']['number']} at height 6 queued: " in done
 
 
-def test_status_asks_the_http_workers(tmp_path: Path) -> None:
+def test_status_queries_the_http_workers(tmp_path: Path) -> None:
     with TemporaryDirectory(prefix="utxod-") as folder:
         listen = f"unix:{folder}/http"
         with running(Path(folder), http={"workers": 1, "listen": listen}) as daemon:

@@ -56,7 +56,7 @@ def test_columns_of_bytes_are_those_of_objects() -> None:
     assert min(met["fast"], met["general"]) > 20, met
 
 
-def test_bytes_that_only_look_like_an_output_are_read_the_general_way() -> None:
+def test_bytes_that_resemble_an_output_are_read_the_general_way() -> None:
     inside = b"\x82\xa7address\xc4\x01a\xa5value\x01"
     outputs = [Output(b"x" + inside, 1), Output(inside, 2)]
     raw = read(frame_of(BlockApplied(height=1, hash=bytes(32), txs=[Tx(txid=bytes(32), outputs=outputs)])))
@@ -65,7 +65,7 @@ def test_bytes_that_only_look_like_an_output_are_read_the_general_way() -> None:
 
 @pytest.mark.parametrize("place", range(1, 120, 3))
 @pytest.mark.parametrize("flip", [0xFF, 1, 0x80])
-def test_a_changed_frame_is_what_the_decoder_says(place: int, flip: int) -> None:
+def test_a_changed_frame_is_read_as_by_the_decoder(place: int, flip: int) -> None:
     tx = Tx(txid=bytes(32), inputs=[(bytes(32), 1)], outputs=[Output(b"a", 1)])
     frame = bytearray(frame_of(BlockApplied(height=1, hash=bytes(32), txs=[tx])))
     frame[-place] ^= flip
@@ -87,7 +87,7 @@ def test_an_index_that_is_too_large_is_refused(index: int) -> None:
 
 
 @pytest.mark.parametrize("told", [2, 1, 3, 0])
-def test_what_inputs_spend_is_told_for_each_or_refused(told: int) -> None:
+def test_previous_outputs_are_given_for_each_input_or_refused(told: int) -> None:
     """Where it is, the block is still read as columns."""
     spends = [(bytes(32), 0), (bytes(32), 1)]
     tx = Tx(bytes(32), spends, [Output(b"a", 1)], version=2, lock_time=3, previous=[None, (5, b"s"), None][:told])

@@ -209,7 +209,7 @@ def test_steps_lead_from_format_to_format(tmp_path: Path) -> None:
         migrate(tmp_path, {FORMAT: step(b"never")})
 
 
-def test_the_command_says_what_it_did(tmp_path: Path) -> None:
+def test_the_command_reports_what_it_did(tmp_path: Path) -> None:
     with home(tmp_path) as daemon:
         done = utxod("migrate", "--config", daemon.config)
         assert done.returncode == 1 and b"there is no store here" in done.stderr

@@ -244,7 +244,7 @@ def test_another_spends_its_input_meanwhile(step: str, subject: Subject, before:
     assert subject.state("A") is None
 
 
-def test_its_parent_goes_meanwhile(subject: Subject) -> None:
+def test_its_parent_is_deleted_meanwhile(subject: Subject) -> None:
     """A record that is still being made excuses no missing parent: it has not been accepted yet."""
     subject.run({"op": "fault", "at": "clearCreating:0"})
     subject.run(LARGE)

@@ -40,7 +40,7 @@ def whole(local: LocalStore) -> bool:
     return record is not None and not record.creating and record.total == PAGE * PAGES
 
 
-def test_a_retry_goes_on_at_once_wherever_the_disk_was_full(tmp_path: Path) -> None:
+def test_a_retry_continues_at_once_wherever_the_disk_was_full(tmp_path: Path) -> None:
     """At every write, from then on until the answer: also what gives the lock back fails."""
     met = set[str]()
     for at in range(1, 200):
@@ -64,7 +64,7 @@ def test_a_retry_goes_on_at_once_wherever_the_disk_was_full(tmp_path: Path) -> N
     assert met == {"store_full", "accepted"}
 
 
-def test_a_retry_goes_on_though_the_limit_of_what_may_wait_is_reached(tmp_path: Path) -> None:
+def test_a_retry_continues_although_the_pending_limit_is_reached(tmp_path: Path) -> None:
     with open_local_store(tmp_path, page=PAGE) as local:
         wish = msgspec.structs.replace(local.transactions.rules, max_pending_count=1)
         local.transactions.rules = wish

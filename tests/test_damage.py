@@ -282,7 +282,7 @@ def test_an_export_from_which_a_value_is_missing(store: Daemon) -> None:
     assert re.search(r"\d+ unspent outputs are there, the state counts 3501: .*`utxod verify`", told.stderr)
 
 
-def test_a_sound_file_may_be_shorter_than_its_meta_page_says(tmp_path: Path) -> None:
+def test_a_sound_file_may_be_shorter_than_in_its_meta_page(tmp_path: Path) -> None:
     """Pages that one commit has taken and given back were never written: that is no damage."""
     short = 0
     with lmdb.open(str(tmp_path), map_size=64 << 20, max_dbs=1, sync=False) as env:

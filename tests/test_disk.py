@@ -275,7 +275,7 @@ def test_growth_is_reported(tmp_path: Path) -> None:
         assert sizes == [2 * MIB, 4 * MIB, 8 * MIB], "ahead of need: three quarters were used"
 
 
-def test_a_file_larger_than_the_map_asked_for_is_opened_whole(tmp_path: Path) -> None:
+def test_a_file_larger_than_the_configured_map_is_opened_whole(tmp_path: Path) -> None:
     with open_chain(tmp_path, map_size=MIB) as chain:
         first = block(None, tx("O", *[output(str(n)) for n in range(20_000)]))
         feed(chain, first)

@@ -169,7 +169,7 @@ def test_the_starter_is_the_template_with_values(tmp_path: Path) -> None:
     assert str(load(path, {}).data_dir) == 'a "b"'
 
 
-def test_init_asks_on_a_terminal(tmp_path: Path) -> None:
+def test_init_prompts_on_a_terminal(tmp_path: Path) -> None:
     answers = b"cardano\npreview\n" + str(tmp_path / "data").encode() + b"\nws://127.0.0.1:1337\n"
     text = on_a_terminal("init", "utxod.toml", answers=answers, enough=b"Next steps", cwd=tmp_path)
     assert all(question in text for question in ("Family", "Network", "Data folder", "Node"))

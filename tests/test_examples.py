@@ -125,7 +125,7 @@ def test_the_subscriber_misses_nothing(language: str, daemon: Daemon, tmp_path: 
     assert set(told[BLOCKS:-1]) == waiting
 
 
-def test_the_submitter_hears_who_has_the_output(language: str, daemon: Daemon) -> None:
+def test_the_submitter_learns_which_transaction_has_the_output(language: str, daemon: Daemon) -> None:
     said("python", "feeder", daemon.socket)
     free = f"{named(f'tx {BLOCKS}').hex()}#0"
     first = named("first").hex()

@@ -31,7 +31,7 @@ def flows(count: int) -> list[Flow[Item]]:
     return [Flow[Item]("user") for _ in range(count)]
 
 
-def test_a_newcomer_is_served_next_and_one_that_was_away_has_saved_nothing() -> None:
+def test_a_new_client_is_served_next_and_idle_time_is_not_saved() -> None:
     queue, (busy, rare, back) = Queue(), flows(3)
     queue.fill(busy, "busy", 2000)
     for _ in range(5):
@@ -42,7 +42,7 @@ def test_a_newcomer_is_served_next_and_one_that_was_away_has_saved_nothing() -> 
     assert abs(queue.serve(100).count("back") - 50) <= 1
 
 
-def test_a_client_owes_nothing_for_what_was_served_while_no_other_waited() -> None:
+def test_service_while_no_other_client_waited_does_not_count() -> None:
     queue, (one, other) = Queue(), flows(2)
     queue.fill(one, "one", 1, cost=1000)
     queue.serve()

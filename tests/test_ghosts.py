@@ -127,7 +127,7 @@ def test_rows_of_ghosts_change_no_answer(tmp_path: Path, lies: bool, seed: int) 
                 MET.meet("several generations", len(ghost.store.ghosts.generations(txn)) > 1)
 
 
-def test_the_stories_met_what_they_are_about() -> None:
+def test_the_scenarios_covered_what_they_are_for() -> None:
     """Runs after the stories above, in the same process."""
     if not MET.met:
         pytest.skip("none of the stories was run in this process")

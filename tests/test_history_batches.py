@@ -108,7 +108,7 @@ def test_any_batching_and_merging_has_the_same_answers(
     MET["mountain ranges"] += store == "mmr"
 
 
-def test_the_chains_met_what_they_are_for() -> None:
+def test_the_chains_covered_what_they_are_for() -> None:
     assert all(MET[what] > 5 for what in MEANT), MET
 
 

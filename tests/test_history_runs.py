@@ -185,7 +185,7 @@ def test_a_run_of_which_half_has_died_is_rewritten_alone(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("small")
-def test_a_killed_store_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_killed_store_continues_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its lists of runs are those of a store that runs on, after every block."""
     monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     blocks, met = steady(60), Counter[str]()

@@ -200,7 +200,7 @@ def test_a_genesis_output_has_height_and_slot_0(told: Asked) -> None:
     assert (found["slot"], found["block"], found["block_hash"], found["block_time"]) == (0, 0, "00" * 32, None)
 
 
-def test_a_spent_output_says_what_spent_it(told: Asked) -> None:
+def test_a_spent_output_names_its_spender(told: Asked) -> None:
     spent = {
         "spent_tx_hash": digest("tx", "pay").hex(),
         "spent_at_slot": 60,

@@ -135,7 +135,7 @@ def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
         assert listed(chain, None) == []
 
 
-def test_changes_since_a_fact_that_was_removed_are_gone(tmp_path: Path) -> None:
+def test_changes_since_a_fact_that_was_removed_are_refused(tmp_path: Path) -> None:
     """Not those since the fact right before the oldest: nothing is missing after it."""
     with open_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
         chain.changes.keep = Retention(count=3)
@@ -156,7 +156,7 @@ def test_changes_since_a_fact_that_was_removed_are_gone(tmp_path: Path) -> None:
             listed(chain, 6)
 
 
-def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path) -> None:
+def test_a_cursor_continues_while_its_block_stays(tmp_path: Path) -> None:
     with open_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
         made = [block(None, tx("0", *(output("ann", n) for n in range(4))))]
         made.append(block(made[0], tx("1", output("bob"))))

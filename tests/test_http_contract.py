@@ -119,7 +119,7 @@ def test_the_document_is_openapi(web: Web) -> None:
             assert re.fullmatch("[2345]..", status) and answer["description"]
 
 
-def test_the_document_says_how_answers_come() -> None:
+def test_the_document_describes_token_headers_and_encodings() -> None:
     """The token, the headers, CBOR, and the text of the metrics."""
     assert DOCUMENT["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     tip = {"X-Tip-Height", "X-Tip-Slot", "X-Tip-Hash", "ETag"}

@@ -114,7 +114,7 @@ def test_pages_keep_their_policy(told: Asked) -> None:
         assert answer.headers["content-type"].startswith("text/html")
 
 
-def test_a_stranger_gets_the_same_headers() -> None:
+def test_a_client_without_a_token_gets_the_same_headers() -> None:
     with short_folder() as folder, asked(folder, http={"token": "a long text"}) as asking:
         asking.web.ask("/health/live")
         refused = ask(asking, "/api/v1/tip")
@@ -122,7 +122,7 @@ def test_a_stranger_gets_the_same_headers() -> None:
         check(refused, stored=False)
 
 
-def test_a_tag_stands_for_one_body_and_one_tip() -> None:
+def test_a_tag_identifies_one_body_and_one_tip() -> None:
     """Whatever happens: blocks, transactions that wait, rollbacks, the clock. What the chain decides has one a tip."""
     story: list[Message] = [FIRST, WAITS, SECOND, back_to(FIRST), OTHER, back_to(FIRST), SECOND, block(SECOND)]
     story[2:2] = [{"type": "TxLocked", "txids": [digest("tx", "waits")]}]

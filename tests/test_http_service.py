@@ -35,7 +35,7 @@ def http(port: int, workers: int = 1) -> dict[str, Any]:
     return {"listen": f"127.0.0.1:{port}", "workers": workers}
 
 
-def test_a_unix_socket_is_made_and_made_again_and_goes_with_the_daemon() -> None:
+def test_a_unix_socket_is_created_again_and_removed_with_the_daemon() -> None:
     with short_folder() as folder, asked(folder) as asking:
         path = folder / "http"
         for count in range(2):
@@ -80,7 +80,7 @@ def test_a_unix_socket_on_which_another_process_listens_is_left_alone() -> None:
             assert other.get("/health/live")["status"] == "live"
 
 
-def test_a_port_that_is_taken_is_waited_for_and_the_chain_goes_on(tmp_path: Path) -> None:
+def test_the_chain_is_followed_while_the_port_is_taken(tmp_path: Path) -> None:
     port = free_port()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
@@ -112,7 +112,7 @@ def test_a_failure_that_lasts_is_logged_less_and_less_often() -> None:
     assert reminder.due("taken")
 
 
-def test_a_token_is_asked_for() -> None:
+def test_a_token_is_required() -> None:
     closed = [path for path in documented("/health", "/docs") if path != "/"] + ["/nothing"]
     with short_folder() as folder, asked(folder, http={"token": TOKEN}) as asking:
         asking.feed(CHAIN[0])
@@ -132,7 +132,7 @@ def test_a_token_is_asked_for() -> None:
         assert TOKEN not in asking.daemon.log_text()
 
 
-def test_a_daemon_without_a_store_asks_for_its_token_too() -> None:
+def test_a_daemon_without_a_store_requires_its_token_too() -> None:
     with short_folder() as folder, asked(folder, http={"token": TOKEN}, utxo={"enabled": False}) as asking:
         failure(asking.ask("/api/v1/tip"), 401, "unauthorized")
         failure(asking.ask("/api/v1/tip", Authorization=f"Bearer {TOKEN}"), 503, "not_enabled")
@@ -154,7 +154,7 @@ def becomes(web: Web, status: int, word: str) -> dict[str, Any]:
     return content
 
 
-def test_ready_says_whether_answers_are_fresh() -> None:
+def test_ready_reports_whether_answers_are_fresh() -> None:
     with short_folder() as folder, asked(folder) as asking, asking.daemon.client() as feeder:
         empty = becomes(asking.web, 503, "empty")
         assert empty["seconds_since_last_block"] is None and empty["lag_blocks"] is None
@@ -174,7 +174,7 @@ def test_ready_says_whether_answers_are_fresh() -> None:
         assert asking.get("/health/live")["status"] == "live"
 
 
-def test_a_worker_answers_without_its_daemon_and_says_so() -> None:
+def test_a_worker_answers_without_its_daemon_and_reports_it() -> None:
     with short_folder() as folder, home(folder, http={"listen": f"unix:{folder}/http", "workers": 0}) as daemon:
         daemon.start()
         with daemon.client() as feeder:
@@ -223,7 +223,7 @@ def test_serve_alone_with_two_workers_that_share_the_connections(tmp_path: Path)
             assert gone(*pids)
 
 
-def test_serve_without_a_store_says_what_is_wrong(tmp_path: Path) -> None:
+def test_serve_without_a_store_reports_what_is_wrong(tmp_path: Path) -> None:
     port = free_port()
     write_config(tmp_path, {"http": http(port)})
     daemon = Daemon(tmp_path, {})

@@ -206,7 +206,7 @@ def test_slots_of_a_record(told: Asked) -> None:
     assert len(set(names)) == len(names) and {len(name) for name in names} == {64}
 
 
-def test_slots_of_one_that_only_its_block_tells_of(told: Asked) -> None:
+def test_slots_of_a_transaction_without_a_record(told: Asked) -> None:
     names = [hash_of(told, "p", index) for index in (0, 1, 3)]
     by = [(txid("a"), index) for index in (0, 1)]
     assert told.get(path("p", "/utxos")) == [
@@ -352,7 +352,7 @@ SOON = {
 }
 
 
-def test_a_transaction_that_was_spent_long_ago_is_gone() -> None:
+def test_a_transaction_that_was_spent_long_ago_is_pruned() -> None:
     """With a record by the pruner, and without one from the height at which its record would be deleted."""
     with short_folder() as folder, asked(folder, **SOON) as asking:
         one_by_one(asking, FIRST, submit(SPENT), SPENDING, LAST)

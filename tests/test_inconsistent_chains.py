@@ -270,7 +270,7 @@ def plain(event: Inbound) -> Message:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def test_lies_never_end_the_daemon(tmp_path: Path) -> None:
+def test_contradictory_messages_never_end_the_daemon(tmp_path: Path) -> None:
     """Killed and started again in between; the set is the model's, and the records can be settled."""
     world = World(Random(1), MET, lies=True)
     with running(tmp_path, **TABLES) as daemon:

@@ -82,7 +82,7 @@ def rearranged(message: Message, *last: str) -> Message:
 @pytest.mark.parametrize(
     ("last", "count"), [*((last, MANY) for last in ("txid", "outputs", "tx", "seq")), ("tx", 70_000)]
 )
-def test_fields_stand_in_any_order(last: str, count: int) -> None:
+def test_fields_may_be_in_any_order(last: str, count: int) -> None:
     """The length of a list stands in two bytes, or in four."""
     message = submitted()
     message["tx"]["outputs"] = [{"address": bytes(60), "value": n} for n in range(count)]
@@ -115,7 +115,7 @@ def test_a_transaction_has_one_list_of_outputs(long: bool, empty: bool) -> None:
             pieces(found(each))
 
 
-def test_only_long_frames_are_looked_at() -> None:
+def test_only_long_frames_are_examined() -> None:
     message = submitted()
     message["tx"]["outputs"] = message["tx"]["outputs"][:100]
     frame = msgspec.msgpack.encode(message)

@@ -80,7 +80,7 @@ def test_every_message_has_an_example_and_a_definition() -> None:
     assert names <= SCHEMA["$defs"].keys()
 
 
-def test_every_field_says_what_it_means() -> None:
+def test_every_field_has_a_meaning() -> None:
     for name, kind in SCHEMA["$defs"].items():
         if "properties" in kind:
             assert kind["description"], name

@@ -273,7 +273,7 @@ def test_counts_of_a_killed_worker_go_on_in_its_successor(folder: Path) -> None:
         assert sorted((folder / "data" / "metrics").iterdir()) == files  # the next worker uses the same file
 
 
-def test_serve_alone_knows_the_store_and_not_the_daemon(folder: Path) -> None:
+def test_serve_alone_reports_the_store_and_no_daemon(folder: Path) -> None:
     with running(folder, http={"listen": f"unix:{folder}/http"}) as daemon:
         with daemon.client() as client:
             client.hello(network_tip={"height": 7})
@@ -294,7 +294,7 @@ def test_serve_alone_knows_the_store_and_not_the_daemon(folder: Path) -> None:
             assert now["utxod_blocks_total"] == 0  # totals are those of one process
 
 
-def test_a_daemon_removes_the_files_of_workers_whose_parents_are_gone(folder: Path) -> None:
+def test_a_daemon_removes_the_files_of_workers_whose_parents_have_ended(folder: Path) -> None:
     with running(folder) as daemon:
         where = folder / "data" / "metrics"
         daemon.term()

@@ -119,7 +119,7 @@ def test_a_client_that_reads_is_not_cut_off_for_those_that_do_not() -> None:
     among_peers(1_000_000, test)
 
 
-def test_who_takes_nothing_of_what_it_has_asked_for_is_cut_off() -> None:
+def test_a_client_that_reads_nothing_of_its_answers_is_cut_off() -> None:
     async def test(peers: Peers) -> None:
         deaf, reader = await peers.add(reads=False), await peers.add(reads=True)
         for peer in (deaf, reader):
@@ -135,7 +135,7 @@ def test_who_takes_nothing_of_what_it_has_asked_for_is_cut_off() -> None:
     among_peers(MIB, test)
 
 
-def test_what_is_cut_off_may_still_hear_why() -> None:
+def test_a_client_that_is_cut_off_may_still_receive_the_reason() -> None:
     async def test(peers: Peers) -> None:
         peer = await peers.add(reads=False)
         for _ in range(30):

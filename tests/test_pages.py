@@ -157,7 +157,7 @@ def ada(lovelace: int) -> str:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_it_shows_what_the_status_says(fed: Seen, width: int) -> None:
+def test_the_page_shows_the_status(fed: Seen, width: int) -> None:
     window, status = fed.look("/", width), fed.status()
     shows_tip(window, status["tip"])
     until(lambda: window.text("#state-name") == "Ready")
@@ -332,7 +332,7 @@ def test_a_transaction_that_waits_is_found(fed: Seen) -> None:
     assert fits(window)
 
 
-def test_the_page_says_what_was_not_found(fed: Seen) -> None:
+def test_the_page_shows_what_was_not_found(fed: Seen) -> None:
     window = fed.look("/", WIDTHS[-1])
     _, _, failure = get(fed.port, "/api/v1/addresses/addr1xyz/utxos")
     fed.search("addr1xyz")
@@ -347,7 +347,7 @@ def test_the_page_says_what_was_not_found(fed: Seen) -> None:
     assert fits(window)
 
 
-def test_it_says_when_there_is_nothing_to_show(tmp_path: Path, window: Browser) -> None:
+def test_the_page_shows_why_there_is_nothing_to_show(tmp_path: Path, window: Browser) -> None:
     """An empty store, a daemon that is away, one that asks for a token, and one that takes it."""
     port = free_port()
     with home(tmp_path, http=at(port)) as daemon:
@@ -366,7 +366,7 @@ def test_it_says_when_there_is_nothing_to_show(tmp_path: Path, window: Browser) 
         assert fits(window)
 
 
-def test_it_says_that_the_store_is_not_enabled(tmp_path: Path, window: Browser) -> None:
+def test_the_page_shows_that_the_store_is_not_enabled(tmp_path: Path, window: Browser) -> None:
     port = free_port()
     with running(tmp_path, http=at(port), utxo={"enabled": False}):
         get(port, "/health/live")

@@ -125,7 +125,7 @@ def ids(*names: str) -> list[bytes]:
 # --- the limits ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_said_of_the_spent_outputs_takes_room() -> None:
+def test_previous_outputs_count_for_the_size() -> None:
     spends = [(txid("p"), 0), (txid("p"), 1)]
     told = pay("a", *spends, previous=[(1, bytes(5000)), None])
     assert 5000 <= size_of(told) - size_of(pay("a", *spends)) < 5100
@@ -144,7 +144,7 @@ def test_bytes(tmp_path: Path) -> None:
         pool.assert_sound()
 
 
-def test_what_is_refused_or_known_evicts_nobody(tmp_path: Path) -> None:
+def test_a_refused_or_known_submission_evicts_none(tmp_path: Path) -> None:
     with open_pool(tmp_path, max_pending_count=2, max_pending_bytes=5000) as pool:
         pool.tell(block(None, pay("p")))
         accepted(pool.submit(pay("a", at("p")), pay("b")), 0, 0)
@@ -184,7 +184,7 @@ def test_an_operators_mark_is_not_lost(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "fan", "tree"])
-def test_a_large_package_goes_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
+def test_a_large_package_is_evicted_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
     """No step is long, each one goes on where the last one stopped, and after each the store is whole."""
     monkeypatch.setattr(eviction, "_ROWS", 60)
     monkeypatch.setattr(eviction, "_AT_ONCE", 7)

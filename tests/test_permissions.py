@@ -208,7 +208,7 @@ def test_reports_are_accepted_from_the_feeder_and_operators() -> None:
         assert other.hello()["persisted_height"] == 2
 
 
-def test_only_the_feeder_says_how_far_the_network_is(tmp_path: Path) -> None:
+def test_only_the_feeder_reports_the_height_of_the_network(tmp_path: Path) -> None:
     """Far behind the network nothing is pruned and no submission is too old: another client must not report it."""
     lie = {"height": 4_000_000_000}
     with running(tmp_path) as daemon, daemon.client() as other, daemon.client() as feeder:

@@ -45,7 +45,7 @@ def test_totals_do_not_count_what_this_write_has_mined(local: LocalStore) -> Non
     local.write(work)
 
 
-def test_the_row_of_a_long_body_goes_when_the_body_becomes_short(local: LocalStore) -> None:
+def test_the_row_of_a_long_body_is_deleted_when_the_body_becomes_short(local: LocalStore) -> None:
     def row() -> bytes | None:
         with local.disk.read() as txn:
             return txn.get(txid("waits") + BODY, db=local.transactions.pool.tx)
@@ -63,7 +63,7 @@ def test_the_row_of_a_long_body_goes_when_the_body_becomes_short(local: LocalSto
             assert local.store.body(txn, txid("waits")) == Body([at("x")], raw)
 
 
-def test_claims_on_a_removed_transaction_are_gone_at_once(local: LocalStore) -> None:
+def test_claims_on_a_removed_transaction_are_removed_at_once(local: LocalStore) -> None:
     def work(view: TxView) -> None:
         view.rows.put_claim(txid("waits"), 0, 0, claim(txid("spender"), 0))
         assert view.rows.claim(txid("waits"), 0, 0) == claim(txid("spender"), 0)

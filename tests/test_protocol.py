@@ -154,7 +154,7 @@ def test_any_number_is_echoed(client: Client) -> None:
         assert client.hello(seq=seq)["seq"] == seq
 
 
-def test_what_is_no_message_is_malformed_and_the_connection_goes_on(client: Client) -> None:
+def test_what_is_no_message_is_malformed_and_the_connection_continues(client: Client) -> None:
     assert client.hello()
     for kind in ("Nonsense", "blockapplied", "Ack", "BlockCommitted", "", "BlockApplied "):
         error(client.ask({"type": kind}), "unknown_type")
@@ -201,7 +201,7 @@ def test_a_broken_frame_ends_the_connection(daemon: Daemon, body: bytes) -> None
         assert client.hello()["tip"] == point(one)
 
 
-def test_a_message_larger_than_a_batch_goes_through(tmp_path: Path, encoding: Encoding) -> None:
+def test_a_message_larger_than_a_batch_is_applied(tmp_path: Path, encoding: Encoding) -> None:
     """A batch has one megabyte here: a message that is longer than several of them is applied alone."""
     one = block(None, *(tx(f"large {n}", output(n, script_ref=b"s" * 10_000)) for n in range(600)))
     two = chain(1, one)[0]

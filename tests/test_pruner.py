@@ -91,7 +91,7 @@ def test_a_persister_is_listened_to_once_it_has_spoken() -> None:
     assert never.queued == Request(60, "persisted"), "nobody prunes above the tip"
 
 
-def test_a_rollback_withdraws_what_was_asked_for() -> None:
+def test_a_rollback_withdraws_requests() -> None:
     requests = Requests("applied")
     requests.observe(World(tip=20))
     requests.observe(World(tip=15))
@@ -338,7 +338,7 @@ def test_every_block_at_the_tip_is_pruned_behind(tmp_path: Path) -> None:
         live(local, story)
 
 
-def test_the_node_holds_it_back_and_the_job_says_so(tmp_path: Path) -> None:
+def test_the_node_holds_a_cycle_back_and_the_job_has_the_reason(tmp_path: Path) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(30)
         await daemon.hear(*chain[:20], NodeState(state="reorganising", height=20))
@@ -414,7 +414,7 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every_s", [0.0, 1e-9, 30.0])
-def test_a_long_cycle_says_how_far_it_is(tmp_path: Path, every_s: float) -> None:
+def test_a_long_cycle_reports_its_progress(tmp_path: Path, every_s: float) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
         await daemon.hear(*blocks(13))
         await idle()
@@ -486,7 +486,7 @@ def test_a_silent_persister_blocks_deleting_and_is_spoken_of(tmp_path: Path) -> 
         assert local.record("spent") is None, "the way out"
 
 
-def test_a_daemon_that_stops_says_so_in_the_journal(tmp_path: Path) -> None:
+def test_a_daemon_that_stops_records_it_in_the_journal(tmp_path: Path) -> None:
     with open_local_store(tmp_path, terms_of(max_job_history=3)) as local:
         job = Job(1, 5, "applied", "running", 1.0, phase="transactions")
         local.disk.write(lambda txn: local.jobs.put(txn, job, 3))
@@ -503,7 +503,7 @@ def test_a_daemon_that_stops_says_so_in_the_journal(tmp_path: Path) -> None:
         assert local.pruner.requests.done == 21, "a restart does not begin again"
 
 
-def test_a_job_that_waits_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_a_job_that_waits_continues_after_a_restart(tmp_path: Path) -> None:
     with open_local_store(tmp_path) as local:
         local.pruner.hold(Request(13, "applied"), "stopped")
         local.pruner = Pruner(local.tables)

@@ -147,7 +147,7 @@ with lmdb.open(sys.argv[1], readonly=True, max_dbs=20) as env:
 """
 
 
-def test_a_command_that_finds_no_slot_says_what_to_do(tmp_path: Path) -> None:
+def test_a_command_without_a_reader_slot_gives_advice(tmp_path: Path) -> None:
     with running(tmp_path, recovery={"enabled": False}) as daemon:  # it reads the store when it begins
         with process("-c", FILLING, tmp_path / "data" / "lmdb") as reader:
             for command in ("status", "export"):

@@ -96,7 +96,7 @@ def test_readiness_ends_when_no_feeder_comes_back_within_the_grace_period() -> N
             until(lambda: "utxod_ready 1.0" in web.ask("/metrics").text, why="the metric does not follow")
 
 
-def test_a_client_that_only_asks_is_not_taken_for_a_feeder() -> None:
+def test_a_client_that_only_sends_hello_is_no_feeder() -> None:
     with TemporaryDirectory(prefix="utxod-") as name, running(Path(name), http={"ready_grace": "0s"}) as daemon:
         with daemon.client() as feeder:
             feeder.feed(chain(2))
@@ -105,7 +105,7 @@ def test_a_client_that_only_asks_is_not_taken_for_a_feeder() -> None:
             until(lambda: reader.hello()["feeder_away_s"] > 0, why="the feeder has not gone")
 
 
-def test_status_tells_another_daemon_on_the_same_port_from_its_own() -> None:
+def test_status_distinguishes_another_daemon_on_the_same_port() -> None:
     with TemporaryDirectory(prefix="utxod-") as one, TemporaryDirectory(prefix="utxod-") as other:
         http = {"workers": 1, "listen": f"unix:{one}/http"}
         with running(Path(one), http=http) as first, home(Path(other), http=http) as second:
@@ -127,7 +127,7 @@ def report_any(daemon: Daemon) -> dict[str, object]:
     return found
 
 
-def test_status_tells_another_daemon_on_the_same_socket_from_its_own() -> None:
+def test_status_distinguishes_another_daemon_on_the_same_socket() -> None:
     folders = TemporaryDirectory(prefix="utxod-"), TemporaryDirectory(prefix="utxod-")
     with folders[0] as one, folders[1] as other, running(Path(one)) as first, home(Path(other)) as second:
         second.start()
@@ -143,7 +143,7 @@ def test_status_of_a_daemon_on_an_address_of_version_6(tmp_path: Path) -> None:
         until(lambda: handlers(report_any(daemon))["http"][0] == "ok", why="it is not found")
 
 
-def test_status_says_how_many_of_the_unmined_have_lost_a_conflict(tmp_path: Path) -> None:
+def test_status_counts_unmined_transactions_that_lost_a_conflict(tmp_path: Path) -> None:
     with running(tmp_path) as daemon, daemon.client() as client:
         first = chain(1)
         fork = chain(2, first[0], branch="a")
@@ -157,7 +157,7 @@ def test_status_says_how_many_of_the_unmined_have_lost_a_conflict(tmp_path: Path
         assert "2 in no block (0 waiting, 2 conflicting)" in handlers(found)["transactions"][1]
 
 
-def test_a_worker_that_starts_knows_when_the_last_block_came(tmp_path: Path) -> None:
+def test_a_new_worker_has_the_age_of_the_last_block(tmp_path: Path) -> None:
     link = DaemonLink(tmp_path)
     welcome = Welcome(
         protocol=1,

@@ -313,7 +313,7 @@ def test_what_the_chain_commits_to_stays() -> None:
         asking.daemon.assert_sound()
 
 
-def test_the_record_goes_when_no_rollback_can_bring_the_output_back() -> None:
+def test_the_record_is_deleted_when_no_rollback_can_restore_the_output() -> None:
     """Nothing of it is left then; before, a rollback finds the new owner again."""
     tables: Message = TABLES | {"utxo": {"prune_depth": 1, "rollback_window": 6}}
     with short_folder() as folder, asked(folder, **tables) as asking, asking.daemon.client() as client:

@@ -110,7 +110,7 @@ async def test_final_rows_leave_by_age_and_by_number(storage: Storage, monkeypat
 
 
 @pytest.mark.anyio
-async def test_a_survey_keeps_some_rows_of_what_nobody_here_has(lab: Lab) -> None:
+async def test_a_survey_keeps_some_rows_of_unknown_transactions(lab: Lab) -> None:
     class NoRecords:
         def waiting(self, _: Any) -> Waiting:
             return Waiting([tx(0)], [], [], None)

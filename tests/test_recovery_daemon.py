@@ -154,7 +154,7 @@ def test_operators_replay_discard_and_reopen(folder: Path) -> None:
         assert daemon.run("recovery", "show", "nonsense").returncode == 2
 
 
-def test_a_node_is_asked_too_and_its_circuit_is_seen(folder: Path) -> None:
+def test_a_node_is_queried_too_and_its_circuit_is_reported(folder: Path) -> None:
     """What it has deep enough is confirmed. While it is away nothing is held against what only it could know."""
     there = Explorer()
     there.mined[digest("tx", "ahead").hex()] = 95
@@ -233,7 +233,7 @@ def test_what_is_discarded_claims_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", ["chain", "node"])
-def test_what_nobody_else_knows_ends_as_an_orphan_though_we_hold_it(folder: Path, asked: str) -> None:
+def test_a_transaction_that_no_other_source_has_becomes_an_orphan_though_we_hold_it(folder: Path, asked: str) -> None:
     """Until a block has it after all. What the node's pool has is no orphan."""
     there = Explorer()
     there.mempool.add(digest("tx", "known").hex())
@@ -310,7 +310,7 @@ def test_pending_transactions_over_http(folder: Path) -> None:
         assert web.ask(f"{path}/nonsense").status_code == 400
 
 
-def test_a_daemon_that_does_not_look_after_them(folder: Path) -> None:
+def test_a_daemon_without_the_recovery_service(folder: Path) -> None:
     http = {"workers": 1, "listen": f"unix:{folder}/http"}
     with running(folder, recovery={"enabled": False}, http=http) as daemon, Web(folder / "http") as web:
         with daemon.client() as client:

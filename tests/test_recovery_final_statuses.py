@@ -80,7 +80,7 @@ async def tables(lab: Lab, reporter: str | None = ME) -> AsyncIterator[Storage]:
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_is_final_is_marked_until_it_is_told(lab: Lab) -> None:
+async def test_a_final_row_is_marked_until_it_is_published(lab: Lab) -> None:
     async with tables(lab) as storage, tables(lab, "another") as other, tables(lab, None) as nobody:
         await storage.add(map(tx, range(9)), 0.0, 60.0)
         claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 4)}
@@ -121,7 +121,7 @@ async def test_a_kill_between_the_tables_and_the_log_loses_no_fact(lab: Lab, dis
         assert third.logged() == second.logged() and third.heard == []
 
 
-async def test_a_kill_between_the_log_and_the_mark_tells_nothing_twice(lab: Lab, disk: Disk) -> None:
+async def test_a_kill_between_the_log_and_the_mark_publishes_nothing_twice(lab: Lab, disk: Disk) -> None:
     async with tables(lab) as storage:
         await storage.add(map(tx, range(6)), 30.0)
         shaky = Shaky(storage)

@@ -131,7 +131,7 @@ def are(storage: Storage, **expected: Status) -> Any:
     return so
 
 
-async def test_what_is_logged_while_nobody_reads_is_read_later(lab: Lab, log: Log) -> None:
+async def test_lines_logged_while_no_process_reads_are_read_later(lab: Lab, log: Log) -> None:
     """Also of what is mined, or lost, by the time that it can be written: its end is marked like any other."""
     async with lab.storage(reporter="me") as storage:
         await begun(log, storage)
@@ -254,7 +254,7 @@ async def test_a_deep_rollback_is_read_in_parts(on_sqlite: Storage, log: Log, mo
 # --- where the log cannot be read on ---------------------------------------------------------------------------------
 
 
-async def test_facts_that_are_gone_are_made_up_for_by_a_survey(on_sqlite: Storage, log: Log) -> None:
+async def test_a_survey_replaces_facts_that_are_no_longer_kept(on_sqlite: Storage, log: Log) -> None:
     await begun(log, on_sqlite)
     log.log(*said("pending", 1))
     log.changes.keep = Retention(count=1)
@@ -339,7 +339,7 @@ async def test_a_submission_revokes_no_confirmation(sqlite_lab: Lab, log: Log) -
         assert (await read(storage, tx(1))).reopened == 1
 
 
-async def test_a_rollback_is_told_from_submissions_whatever_else_is_said(sqlite_lab: Lab, log: Log) -> None:
+async def test_a_rollback_is_distinguished_from_submissions(sqlite_lab: Lab, log: Log) -> None:
     """A block with a coinbase says `conflicting` of it last, and a submission may be at the height that stays."""
     async with sqlite_lab.storage() as storage, log.following(storage):
         await log.is_read(storage)
@@ -395,7 +395,7 @@ async def test_what_is_taken_out_of_the_pool_leaves_the_list_unless_it_is_final(
         await until(are(storage, t1="pending", t2="confirmed", t4="pending"))
 
 
-async def test_what_is_told_before_the_first_survey_is_read_after_it(on_sqlite: Storage, log: Log) -> None:
+async def test_facts_logged_before_the_first_survey_are_read_after_it(on_sqlite: Storage, log: Log) -> None:
     """The database was away: what has lost by then never had a row, and a survey does not look for it."""
     async with log.following(on_sqlite, began=lambda: log.log(*said("pending", 1), *said("conflicting", 1))):
         await until(are(on_sqlite, t1="deleted"))

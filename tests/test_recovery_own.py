@@ -77,7 +77,7 @@ def site(folder: Path) -> Path:
     return folder / "site"
 
 
-def test_a_daemon_asks_the_handlers_that_are_configured(folder: Path, site: Path) -> None:
+def test_a_daemon_calls_the_handlers_that_are_configured(folder: Path, site: Path) -> None:
     """A class by its name, and an entry point: both decide, and what neither knows waits."""
     environ = {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
     wish: dict[str, Any] = SOON | {"handlers": [f"{CLASS}Books", "judge"]}
@@ -144,5 +144,5 @@ def test_a_daemon_does_not_start_with_a_wrong_name(folder: Path, site: Path) -> 
         ([NotFound(), NotFound()], NotFound()),
     ],
 )
-async def test_what_handlers_say_together(answers: list[Any], outcome: Outcome) -> None:
+async def test_the_outcome_of_several_handlers(answers: list[Any], outcome: Outcome) -> None:
     assert await InTurn([Says(lambda _, answer=answer: answer) for answer in answers]).recover(tx(1)) == outcome  # type: ignore[misc]

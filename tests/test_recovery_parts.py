@@ -64,7 +64,7 @@ async def test_two_results_of_one_row_are_in_two_batches() -> None:
 
 
 @pytest.mark.anyio
-async def test_one_caller_asks_a_source_that_may_be_down() -> None:
+async def test_one_caller_queries_a_source_that_may_be_down() -> None:
     now, asked, answer = 0.0, list[bytes](), asyncio.Event()
 
     class Down:

@@ -55,7 +55,7 @@ def test_what_is_on_its_way_is_left_alone(subject: Subject, monkeypatch: pytest.
     assert rows(subject, locks=True) == left
 
 
-def test_locks_that_stand_alone_are_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_without_a_transaction_are_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many transactions there are: the walk is made of steps."""
     monkeypatch.setattr(handlers.recovery.records, "_SEEKS", 2)
     for n in range(5):

@@ -198,7 +198,7 @@ async def test_an_outage_burns_no_attempts(on_sqlite: Storage) -> None:
         assert breaker.circuit == "closed"
 
 
-async def test_who_is_busy_is_left_alone_for_as_long_as_it_says(on_sqlite: Storage, sqlite_lab: Lab) -> None:
+async def test_a_busy_transaction_is_not_attempted_before_its_time(on_sqlite: Storage, sqlite_lab: Lab) -> None:
     """It is not attempted before its patience is over, however often the scan runs; a notification still counts."""
     await old(on_sqlite, 1, 2)
     handler = Says(lambda txid: Busy("on its way", 100.0 if txid == tx(1) else 0.0))
@@ -323,12 +323,12 @@ async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
         ([], NotFound()),
     ],
 )
-async def test_what_sources_say_together(states: list[State | None], outcome: Outcome) -> None:
+async def test_the_combined_answer_of_several_sources(states: list[State | None], outcome: Outcome) -> None:
     handler = FinalityHandler([Breaker(Source(state, f"{n}")) for n, state in enumerate(states)], 6)
     assert await handler.recover(tx(1)) == outcome
 
 
-async def test_what_the_chain_is_asked_while_the_writer_is_busy_shares_a_turn() -> None:
+async def test_queries_to_the_chain_while_the_writer_is_busy_share_a_turn() -> None:
     """That we hold a transaction says nothing: only a block shows that the network has it."""
     found: dict[bytes, State] = {tx(1): Mined(7, 3), tx(2): Pending(), tx(3): Unknown(), tx(4): Conflicting("lost")}
     turns, broken = list[int](), list[StoreError]()
@@ -359,7 +359,7 @@ async def test_what_the_chain_is_asked_while_the_writer_is_busy_shares_a_turn() 
     assert await chain.state_of(tx(1)) == Mined(7, 3)  # what was cancelled holds up nobody
 
 
-async def test_what_we_hold_is_an_orphan_when_nobody_else_knows_it() -> None:
+async def test_a_held_transaction_is_an_orphan_when_no_other_source_has_it() -> None:
     """Once who is asked has caught up with the chain, and not before."""
     ours, node = Source(Unknown(held=True), "chain"), Source(Unknown(), "node")
     ours.ready = False

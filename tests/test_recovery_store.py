@@ -54,7 +54,7 @@ async def test_a_new_row(storage: Storage) -> None:
     assert await storage.add([], 30.0) == 0
 
 
-async def test_a_late_result_lands_as_long_as_nobody_took_over(storage: Storage, lab: Lab) -> None:
+async def test_a_late_result_is_written_unless_another_instance_took_over(storage: Storage, lab: Lab) -> None:
     claim = await claim_one(storage)
     await lab.pass_time(3600)
     assert await storage.settle([final(claim, "confirmed")]) == {tx(1)}
@@ -271,7 +271,7 @@ async def test_rows_to_be_reviewed_are_not_forgotten(storage: Storage, lab: Lab)
     assert counts == {"pending": 2, "confirmed": 0, "deleted": 0, "orphan": 2, "dead": 2}
 
 
-async def test_dropping_takes_what_nobody_has_to_know_held_rows_too(storage: Storage) -> None:
+async def test_dropping_removes_held_rows_too(storage: Storage) -> None:
     claim = await claim_one(storage, 1)
     await due(storage, 2, 3, 4)
     await due(storage, 5)
@@ -322,7 +322,7 @@ async def test_who_is_cut_off_inside_a_transaction_keeps_no_row_for_longer_than_
                 await waking
 
 
-async def test_a_caller_that_goes_away_does_not_tear_a_transaction(storage: Storage) -> None:
+async def test_a_cancelled_caller_does_not_tear_a_transaction(storage: Storage) -> None:
     for n in range(20):
         await due(storage, n)
         task = asyncio.ensure_future(storage.claim(f"{n}", 30.0, 1))
@@ -372,7 +372,7 @@ async def test_instances_that_start_together_make_one_schema(pg_lab: Lab) -> Non
             await store.close()
 
 
-async def test_errors_tell_what_is_wrong(tmp_path: Path, pg_lab: Lab) -> None:
+async def test_errors_name_what_is_wrong(tmp_path: Path, pg_lab: Lab) -> None:
     (tmp_path / "broken.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(Damaged, match="not a database"):
         await SqliteStorage(tmp_path / "broken.db").open()

@@ -25,7 +25,7 @@ SAYING_NO = {"Refused", "Refusal", "TxFault", "Fault", "PendingFull"}
 OF_TIME = {"version", "store_id", "seconds_since_last_block", "feeder_away_s", "newest_sequence"}
 
 
-def test_the_file_is_what_the_types_say() -> None:
+def test_the_file_is_generated_from_the_types() -> None:
     assert FILE.read_text() == reference.page(), "python -m daemon.reference > docs/messages.md"
 
 

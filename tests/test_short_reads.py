@@ -89,7 +89,7 @@ def walking(daemon: Daemon) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     raise AssertionError("no walk was met")
 
 
-def test_a_quick_verify_that_takes_too_long_says_what_to_do(tmp_path: Path) -> None:
+def test_a_quick_verify_that_takes_too_long_gives_advice(tmp_path: Path) -> None:
     with running(tmp_path) as daemon, daemon.client("frames") as client:
         turning = Turning(client, filled(client, MANY)[-1])
         daemon.configure(store={"max_reader_age": "300ms"})
@@ -100,7 +100,7 @@ def test_a_quick_verify_that_takes_too_long_says_what_to_do(tmp_path: Path) -> N
             assert b"and was ended: omit --quick, so that a copy is read" in verify.stderr.read()
 
 
-def test_a_command_whose_reader_was_killed_says_by_whom(tmp_path: Path) -> None:
+def test_a_command_whose_reader_was_killed_names_the_daemon(tmp_path: Path) -> None:
     with running(tmp_path, store={"max_reader_age": "300ms"}) as daemon, daemon.client("frames") as client:
         turning = Turning(client, filled(client, MANY)[-1])
         with walking(daemon) as (verify, child):

@@ -79,7 +79,7 @@ def test_sigint_drains_as_sigterm_does(tmp_path: Path) -> None:
         assert daemon.export() == expected(blocks)
 
 
-def test_a_drain_that_takes_too_long_says_so(tmp_path: Path) -> None:
+def test_a_drain_that_takes_too_long_is_logged(tmp_path: Path) -> None:
     """What was not applied was not acknowledged either; the feeder continues from the tip."""
     blocks = chain(900, outputs=40)
     with home(tmp_path, shutdown_timeout="10ms", batch={"max_delay_ms": 1}) as daemon:
@@ -242,7 +242,7 @@ def test_nohup_keeps_a_feed(tmp_path: Path) -> None:
         assert feed.wait(PATIENCE_S) == 0
 
 
-def test_a_dump_says_what_the_daemon_is_doing(tmp_path: Path) -> None:
+def test_a_dump_shows_what_the_daemon_is_doing(tmp_path: Path) -> None:
     """Whatever `log.level` is, in one line; thousands of clients that wait alike are one stack."""
     with running(tmp_path, log={"level": "error"}) as daemon, daemon.client() as feeder:
         feeder.feed(chain(3))
@@ -264,7 +264,7 @@ def test_a_dump_says_what_the_daemon_is_doing(tmp_path: Path) -> None:
         assert daemon.events() == ["diagnostics_dumped"]
 
 
-def test_reload_says_what_changed_and_what_needs_a_restart(tmp_path: Path) -> None:
+def test_reload_reports_what_changed_and_what_needs_a_restart(tmp_path: Path) -> None:
     quiet: dict[str, Any] = {"log": {"level": "error"}, "batch": {"max_delay_ms": 0}}
     with running(tmp_path, **quiet) as daemon, daemon.client("frames") as client:
         blocks = chain(600)

@@ -91,7 +91,7 @@ def test_lines_arrive_whole_and_in_order() -> None:
             assert sink.dropped == 0
 
 
-def test_a_stalled_reader_loses_lines_and_is_told_how_many() -> None:
+def test_a_stalled_reader_loses_lines_and_learns_how_many() -> None:
     with pipe() as (reader, writer):
         sink = Sink(writer, notice)
         taken = fill(sink)

@@ -49,7 +49,7 @@ RECORD_CHECKS: list[tuple[str, dict[str, Any]]] = [  # in the order of the contr
 
 
 @pytest.mark.parametrize("count", range(1, len(RECORD_CHECKS) + 1))
-def test_the_first_check_that_fails_is_told(count: int) -> None:
+def test_the_first_check_that_fails_is_reported(count: int) -> None:
     for checks in combinations(RECORD_CHECKS, count):
         fields = {key: value for _, wrong in checks for key, value in wrong.items()}
         fault = record_fault(record(**fields), 100, ignore_locked=False, ignore_conflicting=False)

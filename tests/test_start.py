@@ -45,7 +45,7 @@ def first_line(text: str) -> dict[str, Any]:
     return first
 
 
-def test_the_first_line_says_who_and_where(folder: Path) -> None:
+def test_the_first_line_names_the_version_and_the_settings(folder: Path) -> None:
     chain = {"family": "bitcoin", "network": "regtest"}
     http = {"workers": 1, "listen": f"unix:{folder}/http"}
     with running(folder, chain=chain, utxo={"store": "mmr"}, http=http) as daemon:

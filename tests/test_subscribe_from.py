@@ -89,7 +89,7 @@ def test_a_sequence_that_is_not_there_is_refused(tmp_path: Path) -> None:
         daemon.assert_sound()
 
 
-def test_a_subscriber_goes_on_after_kills(tmp_path: Path) -> None:
+def test_a_subscriber_resumes_after_kills(tmp_path: Path) -> None:
     """A subscriber that comes back is sent every fact once, each as it was sent before a kill."""
     random, heard, made = Random(5), list[Message](), list[Message]()
     with running(tmp_path, **QUIET) as daemon:

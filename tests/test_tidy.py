@@ -76,7 +76,7 @@ def test_imports_point_left_only() -> None:
                 assert imported in WIRE, f"{name} imports {imported}"
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_the_imports_are_found() -> None:
     assert len(MODULES) > 50
     known = {(name.split(".")[0], other.split(".")[0]) for name, path in MODULES.items() for other in ours(name, path)}
     assert {("handlers", "storage"), ("daemon", "handlers"), ("feeds", "handlers"), ("daemon", "config")} <= known
@@ -109,7 +109,7 @@ def test_no_module_is_imported_in_a_circle() -> None:
     TopologicalSorter({name: MODULES.keys() & imported_at_once(name) for name in MODULES}).prepare()
 
 
-def test_files_say_what_they_are() -> None:
+def test_files_are_distinguished_by_their_content() -> None:
     for name in MODULES:
         docstring = ast.get_docstring(tree(MODULES[name]))
         assert docstring and docstring.splitlines()[0].endswith("."), name

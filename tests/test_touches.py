@@ -133,7 +133,7 @@ def test_every_touch_is_listed(seed: int, most: int, window: int, ahead: int | N
         sound(chain)
 
 
-def test_the_chains_met_what_they_are_for() -> None:
+def test_the_chains_covered_what_they_are_for() -> None:
     assert all(MET[what] > 5 for what in ("far below the tip", "a rollback")), MET
 
 

@@ -52,7 +52,7 @@ def test_every_transaction_is_listed_long_after(told: Asked) -> None:
     assert told.get(f"/api/v1/addresses/{address('nobody').hex()}/transactions") == []
 
 
-def test_the_status_says_how_far_and_how_large_the_index_is(told: Asked) -> None:
+def test_the_status_shows_the_range_and_size_of_the_index(told: Asked) -> None:
     index = told.get("/api/v1/status")["utxo"]["history"]
     assert index == {"from_height": 1, "entries": 7, "bytes": 7 * 16}  # three transactions touch two addresses
     assert "from height 1 on, 7 entries, 112.0 B" in utxod(told.daemon, "status").out
@@ -73,7 +73,7 @@ def test_pages_go_on_by_cursor_and_by_number(told: Asked) -> None:
     assert answer.json()["hint"].startswith("accepted are bech32 (addr1…)")
 
 
-def test_the_command_line_says_the_same(told: Asked) -> None:
+def test_the_command_line_reports_the_same(told: Asked) -> None:
     _, txids = story()
     said = utxod(told.daemon, "query", "transactions", ANN, "--json").json()
     assert said["transactions"] == told.get(PATH) and said["next_cursor"] is None and said["complete_from"] == 1

@@ -34,7 +34,7 @@ local, client, listener = local_daemon.local, local_daemon.client, local_daemon.
 # --- every message ---------------------------------------------------------------------------------------------------
 
 
-def test_a_spend_tells_of_every_input_that_fails(client: LocalClient) -> None:
+def test_a_spend_reports_every_input_that_fails(client: LocalClient) -> None:
     one = block(None, *coins("p"), tx("reward", output("m"), coinbase=True))
     done(client, one, spending("a", at("p")))
     done(client, submit(tx("locked", output("x"), spends=[at("a")]), locked=True))

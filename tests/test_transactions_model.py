@@ -851,7 +851,7 @@ def long_story(seed: int, steps: int) -> None:
         story.teardown()
 
 
-def test_every_rule_is_told() -> None:
+def test_every_violated_rule_is_reported() -> None:
     rules = {name for name, value in vars(Scenario).items() if hasattr(value, "hypothesis_stateful_rule")}
     assert rules == set(RULES_BY_NAME)
 

@@ -123,7 +123,7 @@ def test_everything_is_named_somewhere_else_in_the_program() -> None:
     assert sorted(NAMED_ELSEWHERE.keys() - set(found)) == [], "these are used, or gone: take them off the list"
 
 
-def test_the_rule_sees_what_nobody_names() -> None:
+def test_the_rule_finds_what_no_name_refers_to() -> None:
     one = """
 from formats import two
 import formats.three

@@ -132,7 +132,7 @@ def test_a_verify_that_is_interrupted_leaves_nothing(store: Daemon, number: sign
     assert copies(store.folder / "data") == []
 
 
-def test_the_copy_of_a_killed_verify_goes_with_the_next_one_or_with_a_daemon(store: Daemon) -> None:
+def test_the_copy_of_a_killed_verify_is_removed_by_the_next_one_or_a_daemon(store: Daemon) -> None:
     place = store.folder / "data"
     assert interrupted(store, signal.SIGKILL) == -signal.SIGKILL
     assert len(copies(place)) == 1

@@ -123,7 +123,7 @@ def test_transactions_that_a_rollback_returned(local: LocalDaemon, client: Local
     assert ids(listed(local, order="age")) == [name for _, name in sorted((at, name) for name, at in since.items())]
 
 
-def test_what_is_said_of_each(asking: Asked) -> None:
+def test_the_fields_of_each_transaction(asking: Asked) -> None:
     a = submit("a", at("p"), at("p", 1), outputs=9)
     asking.feed(FUND, a | {"tx": a["tx"] | {"fee": 7, "size": 99}})
     asking.feed(submit("b", at("a"), locked=True), block(FUND))
@@ -165,7 +165,7 @@ def test_which_are_listed(local: LocalDaemon, client: LocalClient) -> None:
     assert ids(listed(local)) == [txid("w")]
 
 
-def test_a_page_goes_on_whatever_has_left(asking: Asked) -> None:
+def test_a_page_continues_after_removals(asking: Asked) -> None:
     """A cursor is a place: what was listed before stays listed, what comes later is where it belongs."""
     assert asking.get(TXS) == []
     asking.feed(FUND)

@@ -67,7 +67,7 @@ def checked() -> list[Path]:
     return [path for path in files() if path.suffix in KINDS and path != Path(__file__)]
 
 
-def test_retired_words_are_gone() -> None:
+def test_no_file_has_a_retired_word() -> None:
     found = {str(path.relative_to(ROOT)): words for path in checked() if (words := retired(path))}
     assert found == {}, "say it in plain words"
 

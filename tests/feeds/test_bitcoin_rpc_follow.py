@@ -192,7 +192,7 @@ def test_a_node_that_is_behind_is_waited_for(why: str) -> None:
     ]
 
 
-def test_a_block_that_comes_and_goes_between_two_requests_is_rolled_back() -> None:
+def test_a_block_that_is_added_and_removed_between_two_requests_is_rolled_back() -> None:
     fake, ledger = FakeNode(5), Ledger()
     events: list[Callable[[], object]] = [fake.mine, partial(fake.drop_last, 1)]
 

@@ -144,7 +144,7 @@ def test_transactions(both: Both) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.4.2", "1.6"])
-def test_what_is_said_of_the_server_and_of_fees(both: Both, version: str) -> None:
+def test_answers_about_the_server_and_about_fees(both: Both, version: str) -> None:
     compare(both, [("server.ping",), ("server.donation_address",), ("server.peers.subscribe",)], version)
     compare(both, [("mempool.get_fee_histogram",), ("blockchain.estimatefee", 6)], version)
     if version != "1.6":  # there it is mempool.get_info, for which ElectrumX needs figures that bcoin does not give
