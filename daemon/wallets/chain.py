@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from hashlib import sha256
 from typing import TypeVar
 
 import anyio
+import msgspec
+from msgspec import Raw
 
 from daemon.wallets.errors import BAD_REQUEST, RpcFault
 from daemon.wallets.mempool import Mempool, MempoolTx
+from daemon.wallets.upstream import ByteCache
 from formats.transactions import TxOutput
 from handlers import script_history
-from handlers.boundary import NoIndex, Torn
+from handlers.boundary import Boundary, NoIndex, Torn
 from handlers.events import Point
 from handlers.query import Query, Snapshot
 from handlers.script_history import Located
@@ -21,6 +24,10 @@ from storage.history.output_keys import address_key
 
 _T = TypeVar("_T")
 _Json = dict[str, object]
+_Make = Callable[[Snapshot, bytes, list[MempoolTx]], Awaitable[object]]
+
+_ANSWERS_BYTES = 64 << 20
+_encode = msgspec.json.Encoder().encode
 
 
 class ChainView:
@@ -28,55 +35,81 @@ class ChainView:
 
     def __init__(self, query: Query, mempool: Mempool) -> None:
         self._query, self.mempool = query, mempool
+        self._boundary: Boundary | None = None
+        self._answers = ByteCache(_ANSWERS_BYTES)  # as of that block boundary
 
     # --- scripts --------------------------------------------------------------------------------------------------
 
-    async def history(self, key: bytes) -> list[_Json]:
+    async def history(self, key: bytes) -> Raw:
         """Return the transactions of a script: confirmed ones in chain order, then those of the mempool."""
-        waiting, found = self.mempool.of_script(key), list[_Json]()
-        with self.snapshot() as shot:
-            async for tx in _in_turns(shot, script_history.history(shot, key)):
-                found.append({"tx_hash": tx.txid.hex(), "height": tx.height})
-            return found + [_entry(each) for each in unconfirmed(shot, waiting)]
+        return await self._answer("history", key, self._history)
 
     async def status(self, key: bytes) -> str | None:
         """Return the status of a script: the hash of its history, None without one."""
-        entries = await self.history(key)
-        if not entries:
-            return None
-        text = "".join(f"{entry['tx_hash']}:{entry['height']}:" for entry in entries)
-        return sha256(text.encode()).hexdigest()
+        status: str | None = msgspec.json.decode(await self._answer("status", key, self._status))
+        return status
+
+    async def unspent(self, key: bytes) -> Raw:
+        """Return the unspent outputs of a script, without those that the mempool spends and with those that it adds."""
+        return await self._answer("unspent", key, self._unspent)
+
+    async def balance(self, key: bytes) -> Raw:
+        """Return the confirmed sum of a script, and by how much the mempool changes it."""
+        return await self._answer("balance", key, self._balance)
 
     def in_mempool(self, key: bytes) -> list[_Json]:
         """Return the unconfirmed transactions of a script."""
         waiting = self.mempool.of_script(key)
+        if not waiting:
+            return []
         with self.snapshot() as shot:
             return [_entry(each) for each in unconfirmed(shot, waiting)]
 
-    async def unspent(self, key: bytes) -> list[_Json]:
-        """Return the unspent outputs of a script, without those that the mempool spends and with those that it adds."""
-        waiting, found = self.mempool.of_script(key), list[_Json]()
-        spent = {(one.txid, one.vout) for each in waiting for one in each.tx.inputs}
+    async def _answer(self, kind: str, key: bytes, make: _Make) -> Raw:
+        """Return an answer in JSON. Until the next block it is cached, unless the mempool has a part in it."""
+        waiting = self.mempool.of_script(key)
         with self.snapshot() as shot:
-            async for output in _in_turns(shot, script_history.unspent(shot, key)):
-                if (output.txid, output.vout) not in spent:
-                    found.append(_unspent(output.txid, output.vout, output.height, output.value))
-            for each in unconfirmed(shot, waiting):
-                for n, made in enumerate(each.tx.outputs):
-                    if (each.tx.txid, n) not in spent and address_key(made.script) == key:
-                        found.append(_unspent(each.tx.txid, n, 0, made.value))
+            if waiting:
+                return Raw(_encode(await make(shot, key, waiting)))
+            if shot.boundary is not self._boundary:
+                self._boundary, self._answers = shot.boundary, ByteCache(_ANSWERS_BYTES)
+            answers, name = self._answers, kind.encode() + key
+            if (known := answers.get(name)) is None:
+                known = _encode(await make(shot, key, waiting))
+                answers.put(name, known)
+            return Raw(known)
+
+    async def _history(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> list[_Json]:
+        found = list[_Json]()
+        async for tx in _in_turns(shot, script_history.history(shot, key)):
+            found.append({"tx_hash": tx.txid.hex(), "height": tx.height})
+        return found + [_entry(each) for each in unconfirmed(shot, waiting)]
+
+    async def _status(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> str | None:
+        entries = await self._history(shot, key, waiting)
+        text = "".join(f"{entry['tx_hash']}:{entry['height']}:" for entry in entries)
+        return sha256(text.encode()).hexdigest() if entries else None
+
+    async def _unspent(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> list[_Json]:
+        found = list[_Json]()
+        spent = {(one.txid, one.vout) for each in waiting for one in each.tx.inputs}
+        async for output in _in_turns(shot, script_history.unspent(shot, key)):
+            if (output.txid, output.vout) not in spent:
+                found.append(_unspent(output.txid, output.vout, output.height, output.value))
+        for each in unconfirmed(shot, waiting):
+            for n, made in enumerate(each.tx.outputs):
+                if (each.tx.txid, n) not in spent and address_key(made.script) == key:
+                    found.append(_unspent(each.tx.txid, n, 0, made.value))
         return found
 
-    async def balance(self, key: bytes) -> _Json:
-        """Return the confirmed sum of a script, and by how much the mempool changes it."""
-        waiting, confirmed, change = self.mempool.of_script(key), 0, 0
-        with self.snapshot() as shot:
-            for total in script_history.balance(shot, key):
-                confirmed = total.value
-                await turn(shot)
-            for each in unconfirmed(shot, waiting):
-                change += sum(made.value for made in each.tx.outputs if address_key(made.script) == key)
-                change -= sum(used.value for used in each.spent if address_key(used.script) == key)
+    async def _balance(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> _Json:
+        confirmed = change = 0
+        for total in script_history.balance(shot, key):
+            confirmed = total.value
+            await turn(shot)
+        for each in unconfirmed(shot, waiting):
+            change += sum(made.value for made in each.tx.outputs if address_key(made.script) == key)
+            change -= sum(used.value for used in each.spent if address_key(used.script) == key)
         return {"confirmed": confirmed, "unconfirmed": change}
 
     # --- transactions ---------------------------------------------------------------------------------------------
@@ -190,11 +223,12 @@ class Guarded:
 
 
 async def _in_turns(shot: Snapshot, parts: Iterator[list[_T]]) -> AsyncIterator[_T]:
-    """Yield the members of parts; other clients get a turn after each part."""
-    for part in parts:
+    """Yield the members of parts; other clients get a turn between two parts."""
+    for number, part in enumerate(parts):
+        if number:
+            await turn(shot)
         for each in part:
             yield each
-        await turn(shot)
 
 
 async def turn(shot: Snapshot) -> None:

@@ -18,6 +18,7 @@ from handlers.script_history import Located
 log = structlog.get_logger("wallets")
 
 _CACHE_BYTES = 64 << 20
+_ENTRY_BYTES = 250  # that a cached value takes in addition to its own bytes
 _LONGEST_ANSWER = 64 << 20
 _TIMEOUT_S = 30.0
 _NO_NODE = "no node is configured (upstream.bitcoin)"
@@ -25,7 +26,7 @@ _FEE_KEEP = 60  # estimates that are remembered until the tip changes
 
 
 class ByteCache:
-    """The latest byte strings by key, up to a number of bytes."""
+    """The latest byte strings by key, up to a number of bytes with those of keys and objects."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
@@ -43,10 +44,10 @@ class ByteCache:
         if key in self._kept:
             return
         self._kept[key] = value
-        self._size += len(value)
+        self._size += len(value) + _ENTRY_BYTES
         while self._size > self._limit:
             _, dropped = self._kept.popitem(last=False)
-            self._size -= len(dropped)
+            self._size -= len(dropped) + _ENTRY_BYTES
 
 
 class Upstream:

@@ -33,6 +33,7 @@ _CHUNK = 64 << 10
 _MOST_CALLS = 10_000  # in one list
 _UNSENT = 32 << 20  # bytes that a client may leave unread before it is disconnected
 _ANSWERED_AHEAD = 1 << 20  # bytes of answers after which its next request waits until it has read them
+_TURN_S = 0.005  # after which a client that sends many requests gives others a turn
 _READ_TIMEOUT_S = 600.0
 _SEND_TIMEOUT_S = 60.0
 _BUDGET_S, _REFILL = 5.0, 0.25  # seconds of computing that a client may use at once, and how fast they come back
@@ -106,13 +107,16 @@ class Session:
                 received = await self._stream.receive(_CHUNK)
             if patience.cancelled_caught:
                 raise Closed(f"nothing was received for {_READ_TIMEOUT_S:g} s")
-            searched = len(waiting)
+            began, searched = monotonic(), len(waiting)
             waiting += received
             while (end := waiting.find(b"\n", searched)) >= 0:
                 line = bytes(waiting[:end])
                 del waiting[: end + 1]
                 searched = 0
                 await self._line(line)
+                if monotonic() - began > _TURN_S:
+                    await anyio.lowlevel.checkpoint()
+                    began = monotonic()
                 if self._unsent > _ANSWERED_AHEAD:
                     await self.flushed()
             if len(waiting) > LONGEST_LINE:
