@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from secrets import token_bytes
 from time import time
@@ -19,7 +19,7 @@ import structlog
 
 from handlers import new_records
 from handlers.claims import spend
-from handlers.events import Tx
+from handlers.events import TxSubmitted
 from handlers.spending import TxFault
 from handlers.transactions import Transactions, TxView
 from storage.blobname import blob_name
@@ -90,21 +90,18 @@ class Creation:
     def __init__(
         self,
         transactions: Transactions,
-        tx: Tx,
+        event: TxSubmitted,
         draft: Record,
         *,
-        wanted: Mapping[int, bytes] | None = None,
-        keeps_loser: bool = False,
         clock: Callable[[], float] = time,
         created: Callable[[TxView, bytes | None], None] = lambda *_: None,
     ) -> None:
-        """Take the transaction; `wanted` are hashes of what it spends, by the numbers of the inputs.
+        """Take the submission. `created` is called in the write that completes it.
 
-        With `keeps_loser` it is conflicting if others have its inputs when it is complete. `created` is called in the
-        write that completes it, with one of these others.
+        If it is recorded as conflicting, its argument is one of those that have its inputs.
         """
-        self.transactions, self.tx, self.draft = transactions, tx, draft
-        self.keeps_loser, self._wanted = keeps_loser, wanted or {}
+        self.transactions, self.tx, self.draft = transactions, event.tx, draft
+        self._wanted, self._keeps_loser = event.wanted, event.on_spent == "record"
         self.owner = token_bytes(16)
         self.wrote_master = False
         self.finished = False
@@ -199,7 +196,7 @@ class Creation:
         if held is not None and not held.record.creating:
             raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} exists")
         acquire(view, tx.txid, self.owner, self.records, self._clock())
-        height, keeps_loser = view.height + 1, self.keeps_loser
+        height, keeps_loser = view.height + 1, self._keeps_loser
         spend(view, tx.txid, tx.inputs, height, wanted=self._wanted, only_check=True, keeps_loser=keeps_loser)
 
     def page(self, number: int, view: TxView) -> None:
@@ -233,7 +230,7 @@ class Creation:
             TxFault: `UTXO_ERROR`: another has spent one meanwhile.
         """
         self._still_ours(view)
-        rival = new_records.finish(view, self.tx.txid, wanted=self._wanted, keeps_loser=self.keeps_loser)
+        rival = new_records.finish(view, self.tx.txid, wanted=self._wanted, keeps_loser=self._keeps_loser)
         self._created(view, rival)
 
     def end(self, view: TxView) -> None:

@@ -93,8 +93,9 @@ async def create_large(
         held = view.get(tx.txid)
         return None if held is None or held.record.creating else _submit_again(view, tx_blocks, event)
 
-    record, keeps_loser = draft(transactions.rules, tx, height, locked=event.locked), event.on_spent == "record"
-    creation = Creation(transactions, tx, record, wanted=event.wanted, keeps_loser=keeps_loser, created=created)
+    creation = Creation(
+        transactions, event, draft(transactions.rules, tx, height, locked=event.locked), created=created
+    )
     try:
         await creation.run(write, put_blob)
     except TxFault as fault:

@@ -365,7 +365,9 @@ def test_children_of_several_losers_are_searched_once(local: LocalStore, monkeyp
 def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, local: LocalStore) -> None:
     """A large submission is stored in commits of its own, also between the arrival of blocks and their commit."""
     paid = tx("paid", PAY, PAY, spends=[at("fund")], raw=b"raw")
-    creation = Creation(local.real, paid, new_records.draft(local.real.rules, paid, HEIGHT), created=lambda *_: None)
+    creation = Creation(
+        local.real, TxSubmitted(tx=paid), new_records.draft(local.real.rules, paid, HEIGHT), created=lambda *_: None
+    )
     steps: list[Callable[[TxView], None]] = [
         creation.begin,
         partial(creation.page, 0),

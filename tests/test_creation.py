@@ -284,7 +284,7 @@ def test_removing_it_is_interrupted(number: int, kind: str, subject: Subject, be
 def creation(subject: Subject, later_s: float = 0.0) -> Creation:
     tx, transactions = subject.words.tx(LARGE), subject.daemon.transactions
     record = draft(transactions.rules, tx, 5, created_at=5)
-    return Creation(transactions, tx, record, clock=lambda: time() + later_s)
+    return Creation(transactions, TxSubmitted(tx=tx), record, clock=lambda: time() + later_s)
 
 
 def writer(subject: Subject) -> Callable[..., Any]:

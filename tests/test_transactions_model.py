@@ -27,7 +27,7 @@ from handlers import conflicts, states, tx_startup
 from handlers.claims import spend
 from handlers.creation import Creation
 from handlers.deletion import Deletion
-from handlers.events import OutPoint, Output, Tx
+from handlers.events import OutPoint, Output, Tx, TxSubmitted
 from handlers.prune_request import Terms
 from handlers.spending import Mined, Rules, TxFault
 from handlers.transactions import TxView
@@ -319,7 +319,7 @@ class Scenario(RuleBasedStateMachine):
         self.now += 1000
         transactions = self.real
         record = draft(transactions.rules, tx, self.height, created_at=self.made)
-        creation = Creation(transactions, tx, record, clock=lambda: self.now)
+        creation = Creation(transactions, TxSubmitted(tx=tx), record, clock=lambda: self.now)
         commits: list[str] = []
 
         async def write_step(step: Callable[[TxView], _T]) -> _T:
