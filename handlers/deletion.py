@@ -23,7 +23,7 @@ from storage import heights, keys
 from storage.blobname import blob_name
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.pool_layout import FROZEN, HASH, Record, claimant
+from storage.pool_layout import HASH, Record, claimant
 
 # A record that decodes may still say nonsense: a page size of nothing, a number that no key can hold.
 UNREADABLE = (Damaged, ValueError, ArithmeticError, struct.error)
@@ -215,31 +215,22 @@ class Deletion:
         return True
 
     def _check_spenders(self, view: TxView, txid: bytes, number: int, gone: Collection[bytes], safe: int) -> None:
-        examined: set[bytes] = set()
-        for _, row in view.slots(txid, number):
-            if len(row) == HASH or row[HASH:] == FROZEN:
-                continue
-            child = claimant(row)[0]
-            if child not in examined and child not in gone:
-                examined.add(child)
-                self._check_spender(view, child, safe)
-
-    def _check_spender(self, view: TxView, child: bytes, safe: int) -> None:
         """Hold a parent back for a child that may still need it."""
-        try:
-            record = view.record(child)
-            if record is None and self.terms.settings.defensive:
-                held = view.get(child)
-                record = None if held is None else held.record
-        except UNREADABLE as error:
-            raise HeldBack("unreadable_child") from error
-        if record is None:
-            return
-        if record.unmined_since is not None and not record.conflicting:
-            raise HeldBack("unmined_child")
-        if self.terms.settings.defensive:
-            deep = record.mined and safe >= max(record.block_heights) + self.transactions.rules.retention
-            if not deep:
+        examined, defensive = set[bytes](), self.terms.settings.defensive
+        for _, row in view.slots(txid, number):
+            if not spending.spent(row) or (child := claimant(row)[0]) in examined or child in gone:
+                continue
+            examined.add(child)
+            try:
+                held = view.get(child) if defensive else view.pooled(child)
+            except UNREADABLE as error:
+                raise HeldBack("unreadable_child") from error
+            if held is None:
+                continue
+            record = held.record
+            if record.unmined_since is not None and not record.conflicting:
+                raise HeldBack("unmined_child")
+            if defensive and not (record.mined and safe >= max(record.block_heights) + view.rules.retention):
                 raise HeldBack("unstable_child")
 
     def _settle_claims(self, view: TxView, txid: bytes, record: Record) -> None:
