@@ -24,7 +24,6 @@ storage.history.merging.FANOUT = 3
 storage.history.merging._REWRITTEN = 1
 storage.history.values.VALUE_BYTES = 1500  # type: ignore[attr-defined]
 storage.history.history.LEAST_MERGED = 20
-storage.history.history.MERGED = 1
 storage.history.reindex._VALUES = 5
 storage.history.reindex._ENTRIES = 50
 storage.history.reindex._BLOCKS = 20
