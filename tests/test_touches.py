@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from chains import (
     ADDRESSES,
@@ -21,6 +23,7 @@ from chains import (
     random_chain,
     random_genesis,
 )
+from corruption import Hand, harm, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model import Model
@@ -30,9 +33,11 @@ from test_model import fresh
 import storage.history.reindex
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutputs, OutPoint
+from storage.disk import META
 from storage.errors import WrongFormat
-from storage.history import touches
+from storage.history import runs, touches
 from storage.history.ends import contradictions
+from storage.history.layout import HEAD_BYTES, OUTPUT, OUTPUT_RECORD, TX, TX_RECORD, UNDO, count_of, seal
 from storage.history.output_keys import address_key
 from storage.history.reindex import reindex
 from storage.history.verify import verify
@@ -237,3 +242,68 @@ def test_an_incomplete_history_is_deleted(killed: bool, tmp_path: Path, monkeypa
         with chain.store.disk.read() as txn:
             assert touches.first_block(txn, chain.store.meta) == chain.state.floor + 1
         sound(chain)
+
+
+# --- what `verify` finds ---------------------------------------------------------------------------------------------
+
+
+def last_left_out(table: str, record: np.dtype[np.void]) -> Callable[[Hand], object]:
+    """Return what deletes a record in the middle of a table: nothing there lives, and no rollback reaches it."""
+
+    def damage(hand: Hand) -> None:
+        dead = [row for row in hand.rows(table) if count_of(row[1]) > 1][1:]
+        for key, value in dead:
+            count = count_of(value)
+            records = np.frombuffer(value, record, count, HEAD_BYTES)
+            if not hand.stored.live.has(np.arange(records["number"][-1], records["number"][-1] + 9)).any():
+                heap = value[HEAD_BYTES + count * record.itemsize :]
+                kept = len(heap) - (int(records["length"][-1]) if table == OUTPUT else 0)
+                hand.put(table, key, seal(count - 1, records[:-1].tobytes(), heap[:kept]))
+                return
+        pytest.fail("everything lives")
+
+    return damage
+
+
+def entry_left_out(kind: str) -> Callable[[Hand], object]:
+    def damage(hand: Hand) -> None:
+        key, found = next((key, found) for key, found in hand.entries(kind) if len(found) > 1)
+        hand.put_entries(key, np.delete(found, 1))
+        hand.recount(kind, runs.KEY.unpack(key)[0], -1)
+
+    return damage
+
+
+def undo_left_out(hand: Hand) -> None:
+    hand.delete(UNDO, next(key for key, value in hand.rows(UNDO) if count_of(value)))
+
+
+def begin_at(ordinal: int) -> Callable[[Hand], object]:
+    return lambda hand: touches.put_first_block(hand.txn, hand.tables[META], ordinal)
+
+
+LOST: dict[str, Callable[[Hand], object]] = {
+    r"block \d+ created \d+ outputs, the history has": last_left_out(OUTPUT, OUTPUT_RECORD),
+    r"block \d+ has \d+ transactions, the history has": last_left_out(TX, TX_RECORD),
+    r"index history misses transaction": entry_left_out("history"),
+    r"index txid misses transaction": entry_left_out("txid"),
+    r"block \d+ spent \d+ outputs, its undo log has": undo_left_out,
+    r"there is an undo log of block": begin_at(5),
+    r"the index history is kept, but its first block is not": lambda hand: hand.delete(META, touches.FROM),
+}
+
+
+@pytest.mark.parametrize("words", LOST)
+def test_what_a_history_has_lost_is_found(words: str, tmp_path: Path) -> None:
+    """Far below the floor too, where nothing else needs it; each checksum is right."""
+    rng = Random(4)
+    with open_chain(tmp_path, indexes=NAMES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
+        chain.seed(random_genesis(rng))
+        for each in random_chain(rng, 40, repeats=False):
+            feed(chain, each)
+        prune_all(chain)
+        sound(chain)
+    harm(tmp_path, LOST[words])
+    with opened(tmp_path) as disk:
+        found = verify(disk, quick=True, leaves=LEAVES)
+    assert any(re.search(words, each) for each in found), found

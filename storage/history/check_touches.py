@@ -10,7 +10,7 @@ from storage.history.view import View
 
 
 def check_touches(view: View, sink: Sink) -> Iterator[str]:
-    """Report what each block has touched; every output and undo log exists from the first block of the history on."""
+    """Report what each block has touched; from the first block of the history on, everything of a block is there."""
     first, stored = touches.first_block(view.txn, view.meta), view.stored
     if first is None:
         yield "the index history is kept, but its first block is not recorded"
@@ -20,6 +20,9 @@ def check_touches(view: View, sink: Sink) -> Iterator[str]:
         sink.expect(entries["prefix"].copy(), entries["number"].copy())
         if ordinal < first:
             continue
+        txs = len(stored.txs.within(block.first, block.first + block.numbers))
+        if txs != block.txs:
+            yield f"block {ordinal} has {block.txs} transactions, the history has {txs}"
         outputs = len(stored.outputs.within(block.first, block.first + block.numbers))
         if outputs != block.created:
             yield f"block {ordinal} created {block.created} outputs, the history has {outputs}"
