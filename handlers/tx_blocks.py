@@ -230,7 +230,8 @@ class TxBlocks:
         loser = self._claimed(row[HASH:], by, outpoint, block)
         if loser is not None and not self._beats(view, loser, by, outpoint):
             return None
-        self._warn_of_lock(record, outpoint, block)
+        if record.locked or record.creating:
+            log.warning("locked_output_spent", output=show(outpoint), height=block.height, slot=block.slot)
         if row[HASH : HASH + 32] != by[:32]:  # what it lists twice it spends once, by the first
             view.claim(held, index, by, found)
         given = self.pool.reassigned.any(view.txn) if record.pages else record.reassignments
@@ -257,10 +258,6 @@ class TxBlocks:
             return got
         held = view.get(loser)
         return held is None or not held.record.mined
-
-    def _warn_of_lock(self, record: Record, outpoint: OutPoint, block: BlockTxs) -> None:
-        if record.locked or record.creating:
-            log.warning("locked_output_spent", output=show(outpoint), height=block.height, slot=block.slot)
 
     def _claimed(self, claimed: bytes, by: bytes, outpoint: OutPoint, block: BlockTxs) -> bytes | None:
         if claimed in (b"", by):
