@@ -84,7 +84,7 @@ def test_a_reader_that_sees_the_latest_commit_is_not_old(tmp_path: Path) -> None
         turning = Turning(client)
         turning.until(lambda: True)
         with process("-c", OURS, daemon.config) as reader:
-            sleep(1)  # no commit, so there is nothing to wait for
+            sleep(0.6)  # no commit, so there is nothing to wait for
             assert reader.poll() is None and daemon.status()["daemon"]["oldest_reader"] is None
             reader.communicate()
             assert reader.returncode == 0 and not logged(daemon, "old_reader", reader.pid)
