@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from os import fdopen
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import monotonic, sleep
@@ -75,6 +76,25 @@ def background(log: Path, *arguments: object, listener: int | None = None, **env
     with log.open("ab") as said, Path(os.devnull).open("rb") as nothing:
         descriptors = [nothing.fileno(), said.fileno(), said.fileno()]
         return start([*map(str, arguments)], descriptors, environ, listener=listener)
+
+
+@contextmanager
+def piped(*arguments: object, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command whose three standard descriptors are pipes; kill it in the end."""
+    given, out, errors = os.pipe(), os.pipe(), os.pipe()
+    theirs = [given[0], out[1], errors[1]]
+    try:
+        process = start([*map(str, arguments)], theirs, environ)
+    finally:
+        for descriptor in theirs:
+            os.close(descriptor)
+    with fdopen(given[1], "wb", 0) as stdin, fdopen(out[0], "rb") as stdout, fdopen(errors[0], "rb") as stderr:
+        process.stdin, process.stdout, process.stderr = stdin, stdout, stderr
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def log_lines(text: bytes | str) -> list[dict[str, Any]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from daemons import Daemon, environment, home, running
+from daemons import Daemon, home, piped, running
 from msgspec.structs import replace
 from scenarios import address, at, block, digest, output, tx
 from stores import OnDisk
@@ -379,8 +377,7 @@ def test_rebuilding_a_record_keeps_what_only_the_record_has(store: Daemon) -> No
 def test_rebuilding_records_may_be_killed_and_run_again(store: Daemon) -> None:
     strays = {name(f"stray {n}") + MASTER + MASTER: seal_bytes(BY_NOBODY) for n in range(20_000)}
     harm(store, lambda kept, txn: txn.cursor(kept.pool.claim).putmulti(sorted(strays.items())))
-    command = [sys.executable, "-m", "daemon.cli", "reindex", "--records", "--config", str(store.config)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment()) as process:
+    with piped("reindex", "--records", "--config", store.config) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if b"records_checked" in line:  # the first commit is made

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import click
 from chains import INDEXES
-from daemons import Daemon, Message, environment, home, reason, running, statuses, utxod
+from daemons import PATIENCE_S, Daemon, Message, home, piped, reason, running, statuses, utxod
 from scenarios import at, back_to, block, chain, digest, expected, output, tx
 
 from config.load import load
@@ -49,13 +47,12 @@ def test_a_reader_of_an_export_may_close_the_pipe(daemon: Daemon) -> None:
     messages = chain(40, outputs=250)
     feed(daemon, messages)
     assert daemon.export() == expected(messages)  # more than is written at once
-    command = [sys.executable, "-m", "daemon.cli", "export", "--config", str(daemon.config)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+    with piped("export", "--config", daemon.config) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == 1
+        assert process.wait(PATIENCE_S) == 1
 
 
 def test_commands_next_to_a_daemon_that_writes(daemon: Daemon) -> None:

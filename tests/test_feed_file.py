@@ -24,6 +24,7 @@ from daemons import (
     encoded,
     environment,
     home,
+    piped,
     running,
     statuses,
 )
@@ -299,10 +300,7 @@ def test_an_interrupted_feed_continues(daemon: Daemon, tmp_path: Path) -> None:
 
 def test_sigterm_ends_a_feed_of_a_silent_pipe(daemon: Daemon) -> None:
     blocks = chain(5)
-    command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", "-"]
-    with subprocess.Popen(
-        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as process:
+    with piped("feed", "--config", daemon.config, "file", "-") as process:
         assert process.stdin is not None and process.stderr is not None
         process.stdin.write(b"".join(encoded(block, "json") for block in blocks))
         process.stdin.flush()

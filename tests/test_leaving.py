@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Message, home, statuses
 from patience import until
-from questions import free_port, short_folder
+from questions import short_folder
 from scenarios import back_to, block, chain, expected, output, point, tx
 
 BLOCKS = chain(120, outputs=20)
 BRANCH = chain(20, BLOCKS[9], branch="other")
 LARGE = tx("large", *(output("ann") for _ in range(20_000)))
-NODE = free_port()
 
 
 class Work(NamedTuple):
@@ -44,16 +43,14 @@ def creating(client: Client, *_: Any) -> Work:
     return Work(BLOCKS, [{"type": "TxSubmitted", "tx": LARGE}])
 
 
-def asking_a_node(client: Client, daemon: Daemon, stack: ExitStack) -> Work:
+def asking_a_node(client: Client, daemon: Daemon, stack: ExitStack, node: socket.socket) -> Work:
     """The node accepts the connection and does not answer."""
-    node = stack.enter_context(socket.create_server(("127.0.0.1", NODE)))
-    node.settimeout(PATIENCE_S)
     client.feed([block(None), {"type": "TxSubmitted", "tx": tx("asked", output("ann"))}])
     stack.enter_context(node.accept()[0])
     return Work([], [])
 
 
-def answering(client: Client, daemon: Daemon, stack: ExitStack) -> Work:
+def answering(client: Client, daemon: Daemon, stack: ExitStack, _: socket.socket) -> Work:
     """One client reads none of its answers, one has not sent all of its request, one has asked nothing yet."""
     client.feed(BLOCKS)
     for request in (b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100, b"GET /health HT", b""):
@@ -64,11 +61,11 @@ def answering(client: Client, daemon: Daemon, stack: ExitStack) -> Work:
 
 
 class Case(NamedTuple):
-    begin: Callable[[Client, Daemon, ExitStack], Work]
+    begin: Callable[[Client, Daemon, ExitStack, socket.socket], Work]
     tables: dict[str, Any] = {}
 
 
-ASKING = {"node_url": f"http://user:password@127.0.0.1:{NODE}", "ttl": "100ms", "scan_interval": "100ms"}
+ASKING = {"ttl": "100ms", "scan_interval": "100ms"}
 CASES = {
     "a catch-up": Case(catching_up),
     "a rollback": Case(rolling_back),
@@ -82,12 +79,16 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_sigterm_during(name: str) -> None:
     case = CASES[name]
-    with short_folder() as folder, ExitStack() as stack:
+    with short_folder() as folder, ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as node:
+        node.settimeout(PATIENCE_S)
         tables = case.tables | {"http": {"workers": 1, "listen": f"unix:{folder}/http"}}
+        if "recovery" in tables:
+            url = f"http://user:password@127.0.0.1:{node.getsockname()[1]}"
+            tables["recovery"] = tables["recovery"] | {"node_url": url}
         daemon = stack.enter_context(home(folder, **tables))
         daemon.start()
         with daemon.client("frames") as client:
-            work = case.begin(client, daemon, stack)
+            work = case.begin(client, daemon, stack, node)
             assert set(statuses(client.feed(work.before))) <= {"applied"}
             client.send(*({"seq": n} | sent for n, sent in enumerate(work.sent)))
             client.taken()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
 import pytest
-from daemons import Daemon, Message, encoded, environment, running, statuses, utxod
+from daemons import Daemon, Message, encoded, piped, running, statuses, utxod
 from scenarios import back_to, block, chain, tx
 
 from daemon.examples import SEQUENCE
@@ -66,11 +64,7 @@ def test_send_ends_at_the_first_refused_message(daemon: Daemon) -> None:
 
 
 def test_each_answer_is_printed_before_the_next_message_comes(daemon: Daemon) -> None:
-    command = [sys.executable, "-m", "daemon.cli", "send", "--socket", str(daemon.socket), "-"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, env=environment(UTXOD_CONFIG=str(daemon.config))
-    ) as process:
+    with piped("send", "--socket", daemon.socket, "-", UTXOD_CONFIG=str(daemon.config)) as process:
         assert process.stdin is not None and process.stdout is not None
         for message in BLOCKS:
             process.stdin.write(lines(message))

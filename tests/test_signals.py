@@ -17,7 +17,20 @@ from typing import Any, TypeVar
 import anyio
 import lmdb
 import pytest
-from daemons import PATIENCE_S, ROOT, Daemon, as_user, encoded, environment, error, home, only_root, running, statuses
+from daemons import (
+    PATIENCE_S,
+    ROOT,
+    Daemon,
+    as_user,
+    encoded,
+    environment,
+    error,
+    home,
+    only_root,
+    piped,
+    running,
+    statuses,
+)
 from patience import until
 from questions import Web, failure
 from reader_processes import children
@@ -198,19 +211,13 @@ def test_signals_to_a_worker(folder: Path) -> None:
         assert web.ask("/health/live").status_code == 200
 
 
-@contextmanager
-def feeding(daemon: Daemon, *wrapper: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a feed from standard input."""
-    command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", "-"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen([*wrapper, *command], env=environment(), stdin=pipe, stderr=pipe) as feed:
-        yield feed
+FEED = ("feed", "file", "-", "--config")
 
 
 def test_signals_to_a_feed(tmp_path: Path) -> None:
     """It stops in order, reports its progress on SIGUSR1, and ignores SIGUSR2."""
     blocks = chain(5)
-    with running(tmp_path) as daemon, feeding(daemon) as feed, daemon.client() as client:
+    with running(tmp_path) as daemon, piped(*FEED, daemon.config) as feed, daemon.client() as client:
         assert feed.stdin is not None and feed.stderr is not None
         feed.stdin.write(b"".join(encoded(sent, "json") for sent in blocks))
         feed.stdin.flush()
@@ -225,11 +232,13 @@ def test_signals_to_a_feed(tmp_path: Path) -> None:
 
 
 def test_nohup_keeps_a_feed(tmp_path: Path) -> None:
-    ignoring = (
-        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    wrapper = (sys.executable, "-c", ignoring)
-    with running(tmp_path) as daemon, feeding(daemon, *wrapper) as feed, daemon.client() as client:
+    command = ["sh", "-c", "trap '' HUP; exec \"$@\"", "-", sys.executable, "-m", "daemon.cli", *FEED]
+    pipe = subprocess.PIPE
+    with (
+        running(tmp_path) as daemon,
+        subprocess.Popen([*command, daemon.config], env=environment(), stdin=pipe, stderr=pipe) as feed,
+        daemon.client() as client,
+    ):
         assert feed.stdin is not None and feed.stderr is not None
         feed.stdin.write(encoded(chain(1)[0], "json"))
         feed.stdin.flush()

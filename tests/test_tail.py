@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +16,7 @@ from threading import Thread
 from typing import IO
 
 import pytest
-from daemons import PATIENCE_S, environment, running, utxod
-from questions import short_folder
+from daemons import PATIENCE_S, piped, running, utxod
 from scenarios import back_to, chain, point
 
 from handlers.events import Error
@@ -27,27 +25,21 @@ from handlers.wire import encode
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (\w+) +(.*)")
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as name:
-        yield name
-
-
 class Tail:
     """A process whose lines can be waited for."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self._readers = list[Thread]()
         self.out, self.err = self._lines(process.stdout), self._lines(process.stderr)
 
-    def _lines(self, stream: IO[str] | None) -> Queue[str]:
+    def _lines(self, stream: IO[bytes] | None) -> Queue[str]:
         lines = Queue[str]()
 
         def read() -> None:
             assert stream is not None
             for line in stream:
-                lines.put(line.rstrip("\n"))
+                lines.put(line.decode().rstrip("\n"))
 
         self._readers.append(Thread(target=read))
         self._readers[-1].start()
@@ -79,9 +71,7 @@ class Tail:
 
 @contextmanager
 def tail(*arguments: str | Path) -> Iterator[Tail]:
-    command = [sys.executable, "-m", "daemon.cli", "tail", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(), text=True) as process:
+    with piped("tail", *arguments) as process:
         following = Tail(process)
         try:
             yield following
