@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
-from daemons import ROOT, environment, running, statuses
+from daemons import ROOT, running, statuses, utxod
 from scenarios import chain as plain_chain
 
 from bench.old_outputs import OldSet, onto
@@ -30,8 +29,7 @@ SMALL = ("--blocks", "12", "--txs", "20")
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "daemon.cli", "bench", *map(str, words)]
-    return subprocess.run(command, capture_output=True, timeout=180, env=environment(), check=False)
+    return utxod("bench", *words)
 
 
 def bench(*words: str | Path) -> list[dict[str, Any]]:
@@ -153,8 +151,8 @@ def test_a_chain_for_peers_is_the_same_in_both_notations(tmp_path: Path) -> None
 def test_apply_on_an_old_set(tmp_path: Path) -> None:
     """A store that is kept is used again; every system begins with it, and ends with as many outputs as it should."""
     kept = tmp_path / "kept"
-    words = ("apply", *SMALL, "--old", "20001", "--old-share", "40", "--old-store", kept, "--work", tmp_path / "work")
-    found = bench(*words)
+    words = ("--old", "20001", "--old-share", "40", "--old-store", kept, "--work", tmp_path / "work")
+    found = bench("apply", *SMALL, *words)
     systems = [line for line in found if "system" in line]
     assert len(systems) == 4
     upper = sample_chain(12, 20).on(OldSet(20_001), "uniform", 0.4)
@@ -172,6 +170,7 @@ def test_apply_on_an_old_set(tmp_path: Path) -> None:
     assert [line["ratio"] for line in found if "ratio" in line] == ["transactions/s, old set next to none"]
 
     marked = (kept / "lmdb" / "data.mdb").stat().st_mtime_ns
+    words = ("apply", "--blocks", "12", "--txs", "2", *words)
     bench(*words, "--spend-old", "recent")
     assert (kept / "lmdb" / "data.mdb").stat().st_mtime_ns == marked
     done = run(*words, "--seed", "2")
