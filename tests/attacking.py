@@ -28,7 +28,7 @@ MEETS = {
     "fuzz": {"fuzzed messages": 60_000, "answered malformed": 5000, "fuzzed connections": 20},
     "requests": {"fuzzed requests": 3000, "answered 400": 300, "answered 200": 300, "half requests": 5},
     "crowd": {"attacking messages": 1000, "rounds of crowds": len(CROWDS)},
-    "readers": {"blocks next to a paused reader": 200},
+    "readers": {"blocks next to a paused reader": 100},
 }
 
 

@@ -165,15 +165,21 @@ async def test_a_full_inbox_lets_the_next_in_by_what_each_has_had(inbox: Inbox) 
     assert inbox.reserved == CAPACITY
 
 
+async def enters(channel: Channel, size: int) -> None:
+    """Let a message in that does not have to wait."""
+    with anyio.fail_after(10):
+        await channel.reserve(size)
+
+
 @pytest.mark.anyio
 async def test_the_feeder_has_room_of_its_own(inbox: Inbox) -> None:
     flood, feeder = Channel(inbox, "user"), Channel(inbox, "user")
-    await feeder.reserve(0)
+    await enters(feeder, 0)
     feeder.feed()
     for _ in range(10):
-        await flood.reserve(0)
+        await enters(flood, 0)
     for _ in range(9):
-        await feeder.reserve(0)
+        await enters(feeder, 0)
     assert (inbox.shared.reserved, inbox.feeding.reserved) == (CAPACITY, CAPACITY)
     for _ in range(10):
         feeder.release(0)
@@ -220,10 +226,10 @@ async def test_a_client_that_waits_for_room_is_not_overtaken_by_one_that_needs_l
 async def test_one_giant_at_a_time_is_let_in_next_to_the_others(inbox: Inbox) -> None:
     """The next giant waits for it, and no other message does."""
     small, giant, next_ = (Channel(inbox, "user") for _ in range(3))
-    await small.reserve(0)
-    await giant.reserve(CAPACITY)
+    await enters(small, 0)
+    await enters(giant, CAPACITY)
     for _ in range(9):
-        await small.reserve(0)
+        await enters(small, 0)
     entered = anyio.Event()
 
     async def enter() -> None:
@@ -235,7 +241,7 @@ async def test_one_giant_at_a_time_is_let_in_next_to_the_others(inbox: Inbox) ->
         await settle()
         for _ in range(10):
             small.release(0)
-            await small.reserve(0)
+            await enters(small, 0)
         assert not entered.is_set()
         giant.release(CAPACITY)
         await settle()
@@ -249,11 +255,11 @@ async def test_one_giant_at_a_time_is_let_in_next_to_the_others(inbox: Inbox) ->
 @pytest.mark.anyio
 async def test_a_feeder_takes_its_giant_along(inbox: Inbox) -> None:
     feeder, other = Channel(inbox, "user"), Channel(inbox, "user")
-    await feeder.reserve(CAPACITY)
+    await enters(feeder, CAPACITY)
     feeder.feed()
     assert (inbox.shared.reserved, inbox.shared.oversized) == (0, 0)
     assert inbox.feeding.reserved == inbox.feeding.oversized == weight(CAPACITY)
-    await other.reserve(CAPACITY)
+    await enters(other, CAPACITY)
     feeder.release(CAPACITY)
     other.release(CAPACITY)
     assert (inbox.reserved, inbox.shared.oversized, inbox.feeding.oversized) == (0, 0, 0)
