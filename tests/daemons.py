@@ -249,9 +249,7 @@ class Daemon:
 
     def assert_sound(self) -> None:
         done = self.run("verify")
-        said = [
-            line for line in done.stderr.splitlines() if not line.startswith(b"verify: ")
-        ]  # its progress, after 10 s
+        said = [line for line in done.stderr.splitlines() if not line.startswith(b"verify: ")]  # progress, after 10 s
         assert (done.returncode, done.stdout, said) == (0, b"sound\n", []), done.stderr.decode()
 
 

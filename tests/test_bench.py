@@ -170,13 +170,13 @@ def test_apply_on_an_old_set(tmp_path: Path) -> None:
     assert [line["ratio"] for line in found if "ratio" in line] == ["transactions/s, old set next to none"]
 
     marked = (kept / "lmdb" / "data.mdb").stat().st_mtime_ns
-    words = ("apply", "--blocks", "12", "--txs", "2", *words)
-    bench(*words, "--spend-old", "recent")
+    again = ("apply", "--blocks", "12", "--txs", "2", *words)
+    bench(*again, "--spend-old", "recent")
     assert (kept / "lmdb" / "data.mdb").stat().st_mtime_ns == marked
-    done = run(*words, "--seed", "2")
+    done = run(*again, "--seed", "2")
     assert done.returncode == 1 and b"holds another old set" in done.stderr
     (kept / "lmdb" / "data.mdb").write_bytes(bytes(8192))
-    done = run(*words)
+    done = run(*again)
     assert done.returncode == 1 and b"does not start" in done.stderr and b"this is not a store" in done.stderr
 
 
