@@ -149,8 +149,8 @@ def pay(name: str, *spends: OutPoint, outs: int = 1, **parts: Any) -> Tx:
     return Tx(txid(name), list(spends), [output(f"{name} {n}") for n in range(outs)], **parts)
 
 
-class Heard(Wakeup):
-    """A wakeup that knows whether its waiter has seen everything."""
+class TrackedWakeup(Wakeup):
+    """A wakeup that tracks whether its waiter has seen everything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Daemon:
     """The pruner on an event loop, and the feeder of the chain."""
 
     def __init__(self, local: LocalStore) -> None:
-        self.local, self.wakeup, self.writer = local, Heard(), CapacityLimiter(1)
+        self.local, self.wakeup, self.writer = local, TrackedWakeup(), CapacityLimiter(1)
         self.sender = Listener()
 
     async def hear(self, *events: Inbound) -> None:

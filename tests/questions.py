@@ -1,4 +1,4 @@
-"""Questions over HTTP to real daemons, and answers as plain values."""
+"""Requests over HTTP to real daemons, and answers as plain values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAILURE = {"error", "message", "hint"}
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port on which no process listens."""
     with socket.socket() as knock:
         knock.bind(("127.0.0.1", 0))
         return int(knock.getsockname()[1])
@@ -64,7 +64,7 @@ class Web:
                     knock(self._socket)
                 return self._client.request(method, path, headers={"Accept": "*/*"} | headers)
             except (OSError, httpx.NetworkError, httpx.RemoteProtocolError):
-                assert monotonic() < until, f"nobody answers {path}"
+                assert monotonic() < until, f"no process answers {path}"
                 sleep(0.02)
 
     def get(self, path: str, **headers: str) -> Any:
@@ -87,7 +87,7 @@ class Web:
             query = f"{begin}&cursor={answer.headers['x-next-cursor']}"
 
     def until(self, path: str, wanted: int) -> httpx.Response:
-        """Ask again until the status is as wanted."""
+        """Repeat a request until the status is as wanted."""
         return until(lambda: self.ask(path), lambda answer: answer.status_code == wanted, pause_s=0.05)
 
 
@@ -100,7 +100,7 @@ def failure(answer: httpx.Response, status: int, code: str, *named: str) -> str:
     assert content["message"] and (content["hint"] is None or content["hint"])
     for name in named:
         assert name in content["message"], content
-    assert ("etag" in answer.headers) == ("x-tip-hash" in answer.headers)  # none for a stranger
+    assert ("etag" in answer.headers) == ("x-tip-hash" in answer.headers)  # none without the token
     return str(content["message"])
 
 
@@ -121,8 +121,8 @@ def short_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-class Asked:
-    """A daemon with a worker, and clients that ask and feed it."""
+class Api:
+    """A daemon with an HTTP worker, and clients that query and feed it."""
 
     def __init__(self, daemon: Daemon, web: Web) -> None:
         self.daemon, self.web = daemon, web
@@ -136,11 +136,11 @@ class Asked:
 
 
 @contextmanager
-def asked(folder: Path, **tables: Any) -> Iterator[Asked]:
+def running_api(folder: Path, **tables: Any) -> Iterator[Api]:
     """Give a daemon that answers on a socket of its own."""
     http = {"workers": 1, "listen": f"unix:{folder}/http"} | tables.pop("http", {})
     with running(folder, http=http, **tables) as daemon, Web(folder / "http") as web:
-        yield Asked(daemon, web)
+        yield Api(daemon, web)
 
 
 @contextmanager

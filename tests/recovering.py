@@ -149,8 +149,8 @@ async def on_postgres(pg_lab: Lab) -> AsyncIterator[Storage]:
         yield storage
 
 
-class Says:
-    """A handler that gives what it is told for a transaction, and remembers who asked."""
+class Stub:
+    """A handler that returns the given answer for a transaction, and records its calls."""
 
     def __init__(self, answer: Callable[[bytes], Any] = lambda _: Valid()) -> None:
         self.answer, self.asked = answer, list[bytes]()
@@ -287,4 +287,4 @@ def becomes(storage: Storage, txid: bytes, wanted: str) -> Callable[[], Any]:
     return is_so
 
 
-__all__ = ["Kind", "Lab", "Says", "Shaky", "capture_logs"]
+__all__ = ["Kind", "Lab", "Shaky", "Stub", "capture_logs"]

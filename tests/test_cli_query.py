@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from daemons import ROOT, Daemon, Message, environment, home, running, statuses
 from patience import until
 from questions import Web, failure, outpoints, short_folder
-from questions import asked as answering
+from questions import running_api as answering
 from scenarios import address, back_to, block, chain, digest, output, point, tx
 from terminal import on_a_terminal
 
@@ -330,24 +330,24 @@ def test_query_policy(tmp_path: Path) -> None:
 def test_query_by_asset_datum_and_script(tmp_path: Path) -> None:
     index = {"asset": True, "datum": True, "script": True}
     datum, script, gold = digest("datum").hex(), digest("script", size=28).hex(), f"{rich.POLICY}676f6c64"
-    with short_folder() as folder, answering(folder, utxo={"index": index}) as asking:
-        asking.feed(rich.GENESIS, rich.FIRST, rich.SECOND)
+    with short_folder() as folder, answering(folder, utxo={"index": index}) as api:
+        api.feed(rich.GENESIS, rich.FIRST, rich.SECOND)
         for path, kind, key, name, output_index in (
             ("datums", "datum", datum, "datum", 1),
             ("datums", "datum", rich.DATUM_HASH, "datum", 0),
             ("scripts", "script", script, "script", 0),
         ):
-            found = asking.get(f"/api/v1/{path}/{key}/utxos")
+            found = api.get(f"/api/v1/{path}/{key}/utxos")
             assert outpoints(found) == [(digest("tx", name).hex(), output_index)]
-            assert utxod(asking.daemon, "query", "by", kind, key, "--json").json()["utxos"] == found
-            assert asking.get(f"/api/v1/{path}/{'ab' * (len(key) // 2)}/utxos") == []
-            failure(asking.ask(f"/api/v1/{path}/{key}ab/utxos"), 400, "bad_parameter", kind)
-        by_asset = utxod(asking.daemon, "query", "by", "asset", gold, "--json").json()["utxos"]
+            assert utxod(api.daemon, "query", "by", kind, key, "--json").json()["utxos"] == found
+            assert api.get(f"/api/v1/{path}/{'ab' * (len(key) // 2)}/utxos") == []
+            failure(api.ask(f"/api/v1/{path}/{key}ab/utxos"), 400, "bad_parameter", kind)
+        by_asset = utxod(api.daemon, "query", "by", "asset", gold, "--json").json()["utxos"]
         assert outpoints(by_asset) == [(digest("tx", "assets").hex(), 0)]
-        assert by_asset == asking.get(f"/api/v1/addresses/{rich.VECTORS['base'][0]}/utxos?asset={gold}")
-        assert "has 64 hex digits" in utxod(asking.daemon, "query", "by", "datum", "ab").one_line(2)
-        assert "has 56 to 120 hex digits" in utxod(asking.daemon, "query", "by", "asset", "ab" * 28 + "  ").one_line(2)
-        assert "index policy is not kept" in utxod(asking.daemon, "query", "policy", rich.POLICY).one_line(1)
+        assert by_asset == api.get(f"/api/v1/addresses/{rich.VECTORS['base'][0]}/utxos?asset={gold}")
+        assert "has 64 hex digits" in utxod(api.daemon, "query", "by", "datum", "ab").one_line(2)
+        assert "has 56 to 120 hex digits" in utxod(api.daemon, "query", "by", "asset", "ab" * 28 + "  ").one_line(2)
+        assert "index policy is not kept" in utxod(api.daemon, "query", "policy", rich.POLICY).one_line(1)
 
 
 @pytest.mark.parametrize("owner", [TEXT.write(ANN), ANN[1:].hex()])

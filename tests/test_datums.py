@@ -12,7 +12,7 @@ import pytest
 from chains import CODEC, Options, back_to, block, feed, open_chain, output, prune_all, random_chain, tx
 from chains import at as place
 from daemons import Message, statuses
-from questions import Asked, asked, failure, short_folder
+from questions import Api, failure, running_api, short_folder
 from scenarios import at
 from scenarios import block as message_block
 from scenarios import output as message_output
@@ -75,14 +75,14 @@ UNKNOWN = [b"of nobody", b"never", OTHERS[0], b"nowhere"]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Asked]:
-    with short_folder() as folder, asked(folder, utxo=INDEX) as asking:
-        asking.feed(FIRST, SECOND)
-        yield asking
+def served() -> Iterator[Api]:
+    with short_folder() as folder, running_api(folder, utxo=INDEX) as api:
+        api.feed(FIRST, SECOND)
+        yield api
 
 
 @pytest.mark.parametrize("datum", KNOWN)
-def test_a_datum_is_found_by_its_hash(served: Asked, datum: bytes) -> None:
+def test_a_datum_is_found_by_its_hash(served: Api, datum: bytes) -> None:
     assert served.get(path_of(datum)) == {"datum_hash": hash_of(datum).hex(), "datum": datum.hex()}
     assert (
         served.get(path_of(datum).replace(hash_of(datum).hex(), hash_of(datum).hex().upper()))["datum"] == datum.hex()
@@ -93,18 +93,18 @@ def test_a_datum_is_found_by_its_hash(served: Asked, datum: bytes) -> None:
 
 
 @pytest.mark.parametrize("datum", UNKNOWN)
-def test_a_datum_that_no_kept_output_names_is_unknown(served: Asked, datum: bytes) -> None:
+def test_a_datum_that_no_kept_output_names_is_unknown(served: Api, datum: bytes) -> None:
     for headers in ({}, AS_CBOR):
         failure(served.ask(path_of(datum), **headers), 404, "unknown_datum", hash_of(datum).hex())
 
 
 @pytest.mark.parametrize("text", ["x", "ab" * 31, "ab" * 33, "zz" * 32, " " * 64, "ab" * 31 + "a "])
-def test_a_malformed_hash(served: Asked, text: str) -> None:
+def test_a_malformed_hash(served: Api, text: str) -> None:
     failure(served.ask(f"/api/v1/datums/{text}"), 400, "bad_parameter", "datum_hash", "64 hex digits")
     assert "64 hex digits" in utxod(served.daemon, "query", "datum", "--", text).one_line(2)
 
 
-def test_an_unchanged_datum_is_304(served: Asked) -> None:
+def test_an_unchanged_datum_is_304(served: Api) -> None:
     whole, cbor = served.ask(path_of(ODD)), served.ask(path_of(ODD), **AS_CBOR)
     assert whole.headers["etag"] != cbor.headers["etag"]
     assert whole.headers["x-tip-hash"] == SECOND["hash"].hex()
@@ -114,7 +114,7 @@ def test_an_unchanged_datum_is_304(served: Asked) -> None:
     failure(served.ask(path_of(b"nowhere"), **{"If-None-Match": whole.headers["etag"]}), 404, "unknown_datum")
 
 
-def test_outputs_do_not_show_datums_of_witnesses(served: Asked) -> None:
+def test_outputs_do_not_show_datums_of_witnesses(served: Api) -> None:
     found = served.get(f"/api/v1/utxos/{at('creates')[0].hex()}/0")
     assert (found["data_hash"], found["inline_datum"]) == (hash_of(ODD).hex(), None)
     assert [utxo["output_index"] for utxo in served.get(f"{path_of(ODD)}/utxos")] == [0]
@@ -122,7 +122,7 @@ def test_outputs_do_not_show_datums_of_witnesses(served: Asked) -> None:
     assert exported.returncode == 0 and hash_of(ODD).hex().encode() in exported.stdout
 
 
-def test_query_datum(served: Asked) -> None:
+def test_query_datum(served: Api) -> None:
     for datum in KNOWN:
         text = hash_of(datum).hex()
         assert utxod(served.daemon, "query", "datum", text) == (0, datum.hex() + "\n", "")
@@ -133,37 +133,37 @@ def test_query_datum(served: Asked) -> None:
 
 
 def test_datums_are_known_after_a_restart() -> None:
-    with short_folder() as folder, asked(folder, utxo=INDEX) as asking:
-        with asking.daemon.client("frames") as client:
+    with short_folder() as folder, running_api(folder, utxo=INDEX) as api:
+        with api.daemon.client("frames") as client:
             assert statuses(client.feed([FIRST, SECOND])) == ["applied"] * 2
-        assert asking.daemon.term() == 0
-        asking.daemon.start()
-        assert [asking.get(path_of(datum))["datum"] for datum in KNOWN] == [datum.hex() for datum in KNOWN]
+        assert api.daemon.term() == 0
+        api.daemon.start()
+        assert [api.get(path_of(datum))["datum"] for datum in KNOWN] == [datum.hex() for datum in KNOWN]
         for datum in UNKNOWN:
-            failure(asking.ask(path_of(datum)), 404, "unknown_datum")
-        asking.daemon.term()
-        asking.daemon.assert_sound()
+            failure(api.ask(path_of(datum)), 404, "unknown_datum")
+        api.daemon.term()
+        api.daemon.assert_sound()
 
 
 def test_a_submission_reveals_nothing_before_it_is_mined() -> None:
     waits = message_tx("waits", names(b"waits"), spends=[at("plain")], datums=[b"waits"])
-    with short_folder() as folder, asked(folder, utxo=INDEX) as asking:
-        asking.feed(FIRST, {"type": "TxSubmitted", "tx": waits})
-        failure(asking.ask(path_of(b"waits")), 404, "unknown_datum")
-        asking.feed(message_block(FIRST, waits))
-        assert asking.get(path_of(b"waits"))
+    with short_folder() as folder, running_api(folder, utxo=INDEX) as api:
+        api.feed(FIRST, {"type": "TxSubmitted", "tx": waits})
+        failure(api.ask(path_of(b"waits")), 404, "unknown_datum")
+        api.feed(message_block(FIRST, waits))
+        assert api.get(path_of(b"waits"))
 
 
 def test_the_index_can_be_built_later() -> None:
-    with short_folder() as folder, asked(folder) as asking:
-        asking.feed(FIRST, SECOND)
-        failure(asking.ask(path_of(ODD)), 503, "not_enabled", "utxo.index.datum")
-        assert "index datum is not kept" in utxod(asking.daemon, "query", "datum", hash_of(ODD).hex()).one_line(1)
-        asking.daemon.term()
-        asking.daemon.configure(utxo=INDEX)
-        assert asking.daemon.run("reindex").returncode == 0
+    with short_folder() as folder, running_api(folder) as api:
+        api.feed(FIRST, SECOND)
+        failure(api.ask(path_of(ODD)), 503, "not_enabled", "utxo.index.datum")
+        assert "index datum is not kept" in utxod(api.daemon, "query", "datum", hash_of(ODD).hex()).one_line(1)
+        api.daemon.term()
+        api.daemon.configure(utxo=INDEX)
+        assert api.daemon.run("reindex").returncode == 0
         for datum in KNOWN:
-            assert utxod(asking.daemon, "query", "datum", hash_of(datum).hex()).out == datum.hex() + "\n"
+            assert utxod(api.daemon, "query", "datum", hash_of(datum).hex()).out == datum.hex() + "\n"
 
 
 def query_of(chain: Chain) -> Query:

@@ -15,7 +15,7 @@ from chains import tx as chain_tx
 from daemons import Message
 from mmr_reference import leaf, numbered
 from model import Coin, Model, made
-from questions import TIP, Asked, asked, failure, short_folder
+from questions import TIP, Api, failure, running_api, short_folder
 from scenarios import back_to, block, chain, digest, output, tx
 from test_cli_query import utxod
 from test_http import AS_CBOR, FIRST, GENESIS, SECOND, canonical, utxo_path
@@ -157,14 +157,14 @@ def without_spend(utxo: Message) -> Message:
     return {name: value for name, value in utxo.items() if not name.startswith("spent_")}
 
 
-def changed(told: Asked, name: str, index: int = 0, by: str | None = None) -> Message:
+def changed(told: Api, name: str, index: int = 0, by: str | None = None) -> Message:
     utxo = without_spend(told.get(utxo_path(name, index)))
     spender = {} if by is None else {"spent_tx_hash": digest("tx", by).hex()}
     return {"tx_hash": utxo["tx_hash"], "output_index": index} | spender | {"utxo": utxo}
 
 
 def test_a_delta_over_http() -> None:
-    with short_folder() as folder, asked(folder) as told:
+    with short_folder() as folder, running_api(folder) as told:
         told.feed(GENESIS, FIRST, SECOND)
         path = "/api/v1/blocks/2/delta"
         answer = told.ask(path)
@@ -216,7 +216,7 @@ def test_a_delta_over_http() -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "4294967296", "1.0", "ab", "0" * 63, "zz" * 32, "%C2%B2", "0x1"])
-def test_what_is_no_block_is_refused(told: Asked, text: str) -> None:
+def test_what_is_no_block_is_refused(told: Api, text: str) -> None:
     failure(told.ask(f"/api/v1/blocks/{text}/delta"), 400, "bad_parameter", "block is", "64 hex digits")
 
 
@@ -224,7 +224,7 @@ def test_what_is_no_block_is_refused(told: Asked, text: str) -> None:
 def told() -> Any:
     """A daemon with a window of three blocks that has taken a branch back."""
     blocks, utxo = chain(8), {"rollback_window": 3, "prune_depth": 1}
-    with short_folder() as folder, asked(folder, utxo=utxo) as told:
+    with short_folder() as folder, running_api(folder, utxo=utxo) as told:
         lost = chain(2, blocks[-1], branch="lost")
         told.feed(*blocks, *lost, back_to(blocks[-1]))
         told.blocks, told.lost = blocks, lost  # type: ignore[attr-defined]
@@ -247,18 +247,18 @@ def test_blocks_without_a_delta(told: Any) -> None:
 
 
 def test_an_empty_store_has_no_block() -> None:
-    with short_folder() as folder, asked(folder) as asking:
+    with short_folder() as folder, running_api(folder) as api:
         for text in ("0", "1", "ab" * 32):
-            failure(asking.ask(f"/api/v1/blocks/{text}/delta"), 404, "unknown_block")
+            failure(api.ask(f"/api/v1/blocks/{text}/delta"), 404, "unknown_block")
 
 
 def test_a_large_delta_lets_others_through_and_has_a_limit() -> None:
     large = block(None, tx("large", *(output("ann", n) for n in range(5_000))))
     larger = block(large, *(tx(f"larger {n}", *(output("bob") for _ in range(1_001))) for n in range(100)))
-    with short_folder() as folder, asked(folder) as asking:
-        asking.feed(large, larger)
-        assert len(asking.get("/api/v1/blocks/1/delta")["created"]) == 5_000
-        failure(asking.ask("/api/v1/blocks/2/delta"), 400, "too_large", "100,100")
+    with short_folder() as folder, running_api(folder) as api:
+        api.feed(large, larger)
+        assert len(api.get("/api/v1/blocks/1/delta")["created"]) == 5_000
+        failure(api.ask("/api/v1/blocks/2/delta"), 400, "too_large", "100,100")
 
 
 # --- on the command line -------------------------------------------------------------------------------------------

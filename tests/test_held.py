@@ -35,7 +35,7 @@ from storage.history.stored_index import HeldRuns
 POLICIES = [credential(f"policy {n}") for n in range(3)]
 
 
-def asking(chain: Chain) -> Query:
+def query_of(chain: Chain) -> Query:
     return Query(chain.store, CODEC, "cardano", 20_000)
 
 
@@ -89,7 +89,7 @@ def test_damage_is_found_by_the_first_read(tmp_path: Path) -> None:
     first = block(None, tx("a", *(output("ann", n) for n in range(5))))
     with open_chain(tmp_path) as chain:
         feed(chain, first)
-        warm, table = asking(chain), chain.store.disk.tables[OUTPUT]
+        warm, table = query_of(chain), chain.store.disk.tables[OUTPUT]
 
         def harm(txn: storage.disk.Txn) -> None:
             cursor = txn.cursor(table)
@@ -106,7 +106,7 @@ def test_damage_is_found_by_the_first_read(tmp_path: Path) -> None:
         chain.store.disk.write(harm)
         assert ask(warm) == before
         with pytest.raises(Damaged, match="checksum"):
-            ask(asking(chain))
+            ask(query_of(chain))
 
 
 def test_held_runs_follow_the_list_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import cbor2
 import pytest
 from daemons import Message
-from questions import TIP, Asked, asked, failure, outpoints, short_folder
+from questions import TIP, Api, failure, outpoints, running_api, short_folder
 from scenarios import address, at, block, digest, output, point, tx
 
 from daemon.http.openapi import document
@@ -102,10 +102,10 @@ def documented(*left_out: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Asked]:
-    with short_folder() as folder, asked(folder) as asking:
-        asking.feed(GENESIS, FIRST, SECOND)
-        yield asking
+def told() -> Iterator[Api]:
+    with short_folder() as folder, running_api(folder) as api:
+        api.feed(GENESIS, FIRST, SECOND)
+        yield api
 
 
 def utxo_path(name: object, index: int = 0) -> str:
@@ -144,11 +144,11 @@ FIELDS = [*expected_bare()]
 OWNERS = [name for name in FIELDS if name.startswith("owner_")]
 
 
-def test_an_output_field_by_field(told: Asked) -> None:
+def test_an_output_field_by_field(told: Api) -> None:
     assert [*told.get(utxo_path("bare")).items()] == [*expected_bare().items()]
 
 
-def test_owners_are_read_from_the_address(told: Asked) -> None:
+def test_owners_are_read_from_the_address(told: Api) -> None:
     nobody = dict.fromkeys(OWNERS)
     with_stake = {"owner_stake_addr": STAKE, "owner_stake_credential": DELEGATED}
     script = {"owner_payment_credential": VECTORS["script"][1][2:58]}
@@ -161,7 +161,7 @@ def test_owners_are_read_from_the_address(told: Asked) -> None:
         assert {owner: found[owner] for owner in OWNERS} == nobody | {"owner_addr": VECTORS[name][0]} | owners
 
 
-def test_amounts_have_the_base_unit_first_and_quantities_as_strings(told: Asked) -> None:
+def test_amounts_have_the_base_unit_first_and_quantities_as_strings(told: Api) -> None:
     assert told.get(utxo_path("assets"))["amounts"] == [
         lovelace(6),
         {"unit": f"{POLICY}676f6c64", "policy_id": POLICY, "asset_name": "676f6c64", "quantity": str(HUGE)},
@@ -170,7 +170,7 @@ def test_amounts_have_the_base_unit_first_and_quantities_as_strings(told: Asked)
     ]
 
 
-def test_hashes_of_datums_and_scripts_are_given_or_derived(told: Asked) -> None:
+def test_hashes_of_datums_and_scripts_are_given_or_derived(told: Api) -> None:
     for path, found in (
         (utxo_path("datum"), (DATUM_HASH, DATUM.hex())),
         (utxo_path("datum", 1), (digest("datum").hex(), None)),
@@ -187,7 +187,7 @@ def test_hashes_of_datums_and_scripts_are_given_or_derived(told: Asked) -> None:
         assert (record[5].hex(), record.get(6)) == (script, script_hash and bytes.fromhex(script_hash))
 
 
-def test_a_collateral_return_has_the_index_after_the_outputs_that_are_not_created(told: Asked) -> None:
+def test_a_collateral_return_has_the_index_after_the_outputs_that_are_not_created(told: Api) -> None:
     found = told.get(utxo_path("failed", 1))
     assert found["is_collateral_return"] is True
     assert (found["slot"], found["block"], found["block_time"], found["epoch"]) == (60, 2, None, None)
@@ -195,12 +195,12 @@ def test_a_collateral_return_has_the_index_after_the_outputs_that_are_not_create
     assert told.get(utxo_path("pledge"))["spent_tx_hash"] == digest("tx", "failed").hex()
 
 
-def test_a_genesis_output_has_height_and_slot_0(told: Asked) -> None:
+def test_a_genesis_output_has_height_and_slot_0(told: Api) -> None:
     found = told.get(f"/api/v1/utxos/{digest('genesis').hex()}/7")
     assert (found["slot"], found["block"], found["block_hash"], found["block_time"]) == (0, 0, "00" * 32, None)
 
 
-def test_a_spent_output_names_its_spender(told: Asked) -> None:
+def test_a_spent_output_names_its_spender(told: Api) -> None:
     spent = {
         "spent_tx_hash": digest("tx", "pay").hex(),
         "spent_at_slot": 60,
@@ -214,7 +214,7 @@ def test_a_spent_output_names_its_spender(told: Asked) -> None:
     assert told.get("/api/v1/addresses/" + VECTORS["pointer"][0] + "/utxos") == []
 
 
-def test_a_list_has_the_same_objects_in_chain_order(told: Asked) -> None:
+def test_a_list_has_the_same_objects_in_chain_order(told: Api) -> None:
     names = ["bare 0", "bare 1", "assets 0", "datum 0", "datum 1", "empty datum 0", "script 0", "failed 1"]
     singly = [told.ask(utxo_path(name[:-2], int(name[-1]))).text for name in names]
     assert told.ask(f"{BASE}/utxos").text == f"[{','.join(singly)}]"
@@ -222,13 +222,13 @@ def test_a_list_has_the_same_objects_in_chain_order(told: Asked) -> None:
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_an_address_may_be_text_or_hex_of_either_case(told: Asked, name: str) -> None:
+def test_an_address_may_be_text_or_hex_of_either_case(told: Api, name: str) -> None:
     text, raw = VECTORS[name]
     forms = {text, raw, raw.upper()} | ({text.upper()} if name != "byron" else set())
     assert len({told.ask(f"/api/v1/addresses/{form}/utxos").text for form in forms}) == 1
 
 
-def test_the_balance_of_an_address(told: Asked) -> None:
+def test_the_balance_of_an_address(told: Api) -> None:
     whole = 2_000_000 + MOST + 6 + 7 + 8 + 9 + 10 + 12
     answer = told.ask(f"{BASE}/balance")
     assert f'"lovelace_amount":{whole},' in answer.text  # beyond 64 bits, and exact
@@ -242,7 +242,7 @@ def test_the_balance_of_an_address(told: Asked) -> None:
     assert told.get(f"{unused}/balance") == {"lovelace_amount": 0, "amounts": [lovelace(0)], "utxo_count": 0}
 
 
-def test_a_payment_credential_finds_every_address_that_has_it(told: Asked) -> None:
+def test_a_payment_credential_finds_every_address_that_has_it(told: Api) -> None:
     for what in ("utxos", "balance"):
         found = told.get(f"/api/v1/credentials/{PAYMENT}/{what}")
         assert found == told.get(f"{BASE}/{what}") == told.get(f"/api/v1/credentials/{PAYMENT.upper()}/{what}")
@@ -286,7 +286,7 @@ REFUSED: list[tuple[str, int, str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "status", "code", "named"), REFUSED, ids=lambda each: str(each)[:40])
-def test_questions_that_are_refused(told: Asked, path: str, status: int, code: str, named: str) -> None:
+def test_questions_that_are_refused(told: Api, path: str, status: int, code: str, named: str) -> None:
     """Also where the client shows the tag of an answer that it has."""
     for headers in ({}, {"If-None-Match": told.ask("/api/v1/tip").headers["etag"]}):
         answer = told.ask(f"/api/v1/{path}", **headers)
@@ -295,11 +295,11 @@ def test_questions_that_are_refused(told: Asked, path: str, status: int, code: s
         assert code != "bad_address" or "hex of the raw bytes" in answer.json()["hint"]
 
 
-def test_the_tip(told: Asked) -> None:
+def test_the_tip(told: Api) -> None:
     assert told.get("/api/v1/tip") == point(SECOND)
 
 
-def test_the_status(told: Asked) -> None:
+def test_the_status(told: Api) -> None:
     status = told.get("/api/v1/status")
     assert (status["tip"], status["protocol"]) == (point(SECOND), 1)
     assert (status["chain"]["family"], status["chain"]["network"]) == ("cardano", "mainnet")
@@ -320,7 +320,7 @@ def test_the_status(told: Asked) -> None:
         *("/api/v1/tip", "/docs", "/openapi.json", "/messages.json"),
     ],
 )
-def test_what_the_client_has_is_not_sent_again(told: Asked, path: str) -> None:
+def test_what_the_client_has_is_not_sent_again(told: Api, path: str) -> None:
     answer = told.ask(path)
     etag = answer.headers["etag"]
     for shown in (etag, f"W/{etag}", f'"other", {etag}', "*"):
@@ -355,7 +355,7 @@ def bare_record(**more: Any) -> dict[int, Any]:
 AS_CBOR = {"Accept": "application/cbor"}
 
 
-def cbor_of(told: Asked, path: str) -> bytes:
+def cbor_of(told: Api, path: str) -> bytes:
     answer = told.ask(path, **AS_CBOR)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/cbor")
     assert "accept" in answer.headers["vary"].lower()
@@ -371,14 +371,14 @@ GOLDEN = (
 )
 
 
-def test_golden_bytes_of_a_record(told: Asked) -> None:
+def test_golden_bytes_of_a_record(told: Api) -> None:
     """Written down once, because clients rely on every byte; `test_records` has records of every kind."""
     record = cbor_of(told, utxo_path("bare"))
     assert record.hex() == GOLDEN
     assert record == canonical(bare_record())
 
 
-def test_the_record_of_a_spent_output_contains_that_of_the_output(told: Asked) -> None:
+def test_the_record_of_a_spent_output_contains_that_of_the_output(told: Api) -> None:
     before = bare_record(k0=bytes.fromhex(VECTORS["pointer"][1]), k1=3)
     for absent in (14, 15):
         del before[absent]
@@ -386,7 +386,7 @@ def test_the_record_of_a_spent_output_contains_that_of_the_output(told: Asked) -
     assert cbor_of(told, utxo_path("bare", 2)) == canonical(spent)
 
 
-def test_a_list_of_records(told: Asked) -> None:
+def test_a_list_of_records(told: Api) -> None:
     path = f"/api/v1/addresses/{VECTORS['base'][0]}/utxos?count=2"
     pairs = [[[digest("tx", "bare"), 0], bare_record()], [[digest("tx", "bare"), 1], bare_record(k1=MOST)]]
     assert cbor_of(told, path) == canonical(pairs)
@@ -395,7 +395,7 @@ def test_a_list_of_records(told: Asked) -> None:
     assert cbor_of(told, f"/api/v1/addresses/{address('nobody').hex()}/utxos") == b"\x80"
 
 
-def test_json_and_cbor_have_tags_of_their_own(told: Asked) -> None:
+def test_json_and_cbor_have_tags_of_their_own(told: Api) -> None:
     for path in (utxo_path("bare"), f"{BASE}/utxos"):
         plain, record = told.ask(path), told.ask(path, **AS_CBOR)
         assert plain.headers["etag"] != record.headers["etag"]
@@ -421,6 +421,6 @@ def test_json_and_cbor_have_tags_of_their_own(told: Asked) -> None:
         ("", "application/json"),
     ],
 )
-def test_the_accept_header_chooses_json_or_cbor(told: Asked, accept: str, kind: str) -> None:
+def test_the_accept_header_chooses_json_or_cbor(told: Api, accept: str, kind: str) -> None:
     for path in (utxo_path("bare"), f"{BASE}/utxos"):
         assert told.ask(path, Accept=accept).headers["content-type"] == kind

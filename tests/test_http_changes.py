@@ -12,7 +12,7 @@ import scenarios
 from chains import back_to, block, feed, open_chain, output, prune_all, random_chain, tx
 from chains import live as live_outputs
 from daemons import Message
-from questions import Asked, asked, failure, short_folder
+from questions import Api, failure, running_api, short_folder
 from scenarios import point
 
 from handlers.addresses import codec
@@ -200,57 +200,57 @@ def test_the_block_at_the_floor_has_no_effects_any_more(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[tuple[Asked, list[Message]]]:
-    with short_folder() as folder, asked(folder, utxo={"rollback_window": 8, "prune_depth": 8}) as asking:
+def told() -> Iterator[tuple[Api, list[Message]]]:
+    with short_folder() as folder, running_api(folder, utxo={"rollback_window": 8, "prune_depth": 8}) as api:
         blocks = scenarios.chain(12, outputs=2)
         for each in blocks[:9]:  # a commit each: what is due is pruned with the next ones
-            asking.feed(each)
-        asking.feed(blocks[9], scenarios.back_to(blocks[8]))
+            api.feed(each)
+        api.feed(blocks[9], scenarios.back_to(blocks[8]))
         paid = scenarios.tx("other", scenarios.output("bob", 5))
-        asking.feed(other := scenarios.block(blocks[8], paid, branch="other"))
-        yield asking, [*blocks[:9], other]
+        api.feed(other := scenarios.block(blocks[8], paid, branch="other"))
+        yield api, [*blocks[:9], other]
 
 
-def test_the_list_over_http(told: tuple[Asked, list[Message]]) -> None:
-    asking, blocks = told
+def test_the_list_over_http(told: tuple[Api, list[Message]]) -> None:
+    api, blocks = told
     here = f"from={blocks[5]['height']}.{blocks[5]['hash'].hex()}"
-    answer = asking.ask(f"{CHANGES}?{here}")
+    answer = api.ask(f"{CHANGES}?{here}")
     assert answer.status_code == 200 and "x-next-cursor" not in answer.headers
     changes = answer.json()
     names = [f"{each['change']} {each['block']} {each['lovelace_amount']}" for each in changes]
     each_block = ("created {0} {0}00", "created {0} {0}01", "spent {1} {1}00")
     assert names == [*(text.format(n, n - 1) for n in (7, 8, 9) for text in each_block), "created 10 5"]
     assert changes[2]["spent_at_block"] == 7 and "spent_at_block" not in changes[0]
-    utxo = asking.get(f"/api/v1/utxos/{changes[9]['tx_hash']}/0")
+    utxo = api.get(f"/api/v1/utxos/{changes[9]['tx_hash']}/0")
     assert changes[9] == utxo | {"change": "created"}
     tip = point(blocks[-1])
     assert answer.headers["x-next-from"] == f"{tip['height']}.{tip['hash']}"
-    assert asking.get(f"{CHANGES}?from={answer.headers['x-next-from']}") == []
+    assert api.get(f"{CHANGES}?from={answer.headers['x-next-from']}") == []
     paged, query = list[Any](), f"{here}&count=3"
     while query:
-        page = asking.ask(f"{CHANGES}?{query}")
+        page = api.ask(f"{CHANGES}?{query}")
         assert ("x-next-from" in page.headers) != ("x-next-cursor" in page.headers)
         paged += page.json()
         cursor = page.headers.get("x-next-cursor")
         query = f"count=3&cursor={cursor}" if cursor else ""
     assert paged == changes
-    again = asking.ask(f"{CHANGES}?{here}", **{"If-None-Match": answer.headers["etag"]})
+    again = api.ask(f"{CHANGES}?{here}", **{"If-None-Match": answer.headers["etag"]})
     assert again.status_code == 304
 
 
-def test_points_that_are_refused_over_http(told: tuple[Asked, list[Message]]) -> None:
-    asking, blocks = told
+def test_points_that_are_refused_over_http(told: tuple[Api, list[Message]]) -> None:
+    api, blocks = told
     removed = scenarios.chain(12, outputs=2)[9]
-    answer = asking.ask(f"{CHANGES}?from=10.{removed['hash'].hex()}")
+    answer = api.ask(f"{CHANGES}?from=10.{removed['hash'].hex()}")
     assert (answer.status_code, answer.json()["error"]) == (409, "point_removed")
     assert answer.json()["detail"] == {"ancestor": point(blocks[8])}
-    answer = asking.ask(f"{CHANGES}?from=origin")
+    answer = api.ask(f"{CHANGES}?from=origin")
     assert (answer.status_code, answer.json()["error"]) == (404, "gone")
     oldest = answer.json()["detail"]["oldest"]
-    assert 1 <= oldest["height"] <= asking.get("/api/v1/status")["utxo"]["rollback_floor"]["height"]
-    assert asking.ask(f"{CHANGES}?from={oldest['height']}.{oldest['hash']}").status_code == 200
+    assert 1 <= oldest["height"] <= api.get("/api/v1/status")["utxo"]["rollback_floor"]["height"]
+    assert api.ask(f"{CHANGES}?from={oldest['height']}.{oldest['hash']}").status_code == 200
     for place in (f"10.{'ab' * 32}", "99999999"):
-        failure(asking.ask(f"{CHANGES}?from={place}"), 404, "unknown_point")
+        failure(api.ask(f"{CHANGES}?from={place}"), 404, "unknown_point")
     froms = ["", "from=", "from=x", "from=-1", "from=1.", "from=1.ab", f"from=x.{'ab' * 32}", "from=1&from=2"]
     for query in [*froms, "from=1&cursor=x", "cursor=x", "from=1&order=desc", "from=1&page=2", "from=1&count=0"]:
-        failure(asking.ask(f"{CHANGES}?{query}"), 400, "bad_parameter")
+        failure(api.ask(f"{CHANGES}?{query}"), 400, "bad_parameter")

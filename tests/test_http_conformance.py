@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from daemons import Message
-from questions import Asked, asked, failure, outpoints, short_folder
+from questions import Api, failure, outpoints, running_api, short_folder
 from scenarios import address, at, back_to, digest, output, point, tx
 from scenarios import block as plain_block
 
@@ -27,13 +27,13 @@ BYRON = bytes.fromhex("82d818582183581cf11939f42338d59e21baa08645ac1f0038d5ee969
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Asked]:
-    with short_folder() as folder, asked(folder, utxo={"index": {"stake_credential": True}}) as asking:
-        yield asking
+def daemon() -> Iterator[Api]:
+    with short_folder() as folder, running_api(folder, utxo={"index": {"stake_credential": True}}) as api:
+        yield api
 
 
 @pytest.fixture
-def empty(daemon: Asked) -> Iterator[Asked]:
+def empty(daemon: Api) -> Iterator[Api]:
     """A daemon without blocks."""
     yield daemon
     daemon.feed(back_to("origin"))
@@ -53,13 +53,13 @@ def to(raw: bytes, value: int = 1, **fields: Any) -> Message:
     return {"address": raw, "value": value} | fields
 
 
-def utxos(asking: Asked, path: str, query: str = "") -> list[Any]:
-    found: list[Any] = asking.get(f"/api/v1/{path}/utxos{query}")
+def utxos(api: Api, path: str, query: str = "") -> list[Any]:
+    found: list[Any] = api.get(f"/api/v1/{path}/utxos{query}")
     return found
 
 
-def lovelace(asking: Asked, path: str) -> int:
-    found = asking.get(f"/api/v1/{path}/balance")
+def lovelace(api: Api, path: str) -> int:
+    found = api.get(f"/api/v1/{path}/balance")
     assert found["amounts"][0]["quantity"] == str(found["lovelace_amount"])
     value: int = found["lovelace_amount"]
     return value
@@ -81,13 +81,13 @@ ALL = [(paid["txid"].hex(), 0) for paid in joined.from_iterable(each["txs"] for 
 
 
 @pytest.fixture(scope="module")
-def paid() -> Iterator[Asked]:
-    with short_folder() as folder, asked(folder) as asking:
-        asking.feed(*BLOCKS)
-        yield asking
+def paid() -> Iterator[Api]:
+    with short_folder() as folder, running_api(folder) as api:
+        api.feed(*BLOCKS)
+        yield api
 
 
-def test_utxo_073_the_balance_of_a_stake_credential_follows_a_rollback(empty: Asked) -> None:
+def test_utxo_073_the_balance_of_a_stake_credential_follows_a_rollback(empty: Api) -> None:
     first = block(None, tx("in", to(base(C[0], C[1]), 1000)), slot=100)
     between = block(first, slot=199)
     path = f"stakes/{C[1].hex()}"
@@ -99,7 +99,7 @@ def test_utxo_073_the_balance_of_a_stake_credential_follows_a_rollback(empty: As
     assert lovelace(empty, path) == 1000
 
 
-def test_utxo_074_change_counts_for_the_stake_credential(empty: Asked) -> None:
+def test_utxo_074_change_counts_for_the_stake_credential(empty: Api) -> None:
     first = block(None, tx("in", to(base(C[0], C[1]), 1000)), slot=100)
     path = f"stakes/{C[1].hex()}"
     spends = tx("out", to(base(C[2], C[1]), 400), output("elsewhere", 600), spends=[at("in")])
@@ -109,7 +109,7 @@ def test_utxo_074_change_counts_for_the_stake_credential(empty: Asked) -> None:
     assert (lovelace(empty, path), outpoints(utxos(empty, path))) == (1000, [(digest("tx", "in").hex(), 0)])
 
 
-def test_utxo_075_a_balance_is_of_live_outputs_only(empty: Asked) -> None:
+def test_utxo_075_a_balance_is_of_live_outputs_only(empty: Api) -> None:
     def held(n: int, *names: bytes) -> Message:
         return output("A", n, assets=[[POLICY, name, n] for name in names])
 
@@ -123,7 +123,7 @@ def test_utxo_075_a_balance_is_of_live_outputs_only(empty: Asked) -> None:
     ]
 
 
-def test_utxo_076_pages_are_in_the_order_of_the_chain(paid: Asked) -> None:
+def test_utxo_076_pages_are_in_the_order_of_the_chain(paid: Api) -> None:
     """Within a slot the order is that in the block, which the contract has instead of the transaction's hash."""
     pages = [outpoints(utxos(paid, A, f"?count=10&page={page}")) for page in (1, 2, 3)]
     assert [len(page) for page in pages] == [10, 10, 5]
@@ -131,19 +131,19 @@ def test_utxo_076_pages_are_in_the_order_of_the_chain(paid: Asked) -> None:
     assert [outpoints(page) for page in paid.web.pages(f"/api/v1/{A}/utxos", 10)] == pages
 
 
-def test_utxo_077_there_is_no_page_0(paid: Asked) -> None:
+def test_utxo_077_there_is_no_page_0(paid: Api) -> None:
     """Pages count from 1, and nothing is clamped in silence: page 0 is told from page 1."""
     failure(paid.ask(f"/api/v1/{A}/utxos?count=10&page=0"), 400, "bad_parameter", "page")
     assert outpoints(utxos(paid, A, "?count=10&page=1")) == ALL[:10]
 
 
-def test_utxo_078_descending_is_the_exact_reverse(paid: Asked) -> None:
+def test_utxo_078_descending_is_the_exact_reverse(paid: Api) -> None:
     assert utxos(paid, A, "?order=desc") == utxos(paid, A)[::-1]
     pages = [outpoints(page) for page in paid.web.pages(f"/api/v1/{A}/utxos", 10, "desc")]
     assert [*joined.from_iterable(pages)] == ALL[::-1]
 
 
-def test_utxo_079_what_is_filtered_by_asset_is_filtered_before_paging(empty: Asked) -> None:
+def test_utxo_079_what_is_filtered_by_asset_is_filtered_before_paging(empty: Api) -> None:
     held = [output("A", n, assets=[[POLICY, b"X", n]] if n > 20 else []) for n in range(1, 31)]
     other = [output("A", 99, assets=[[POLICY, b"Y", 5]]), output("B", 98, assets=[[POLICY, b"X", 5]])]
     empty.feed(block(None, tx("held", *held, *other)))
@@ -152,7 +152,7 @@ def test_utxo_079_what_is_filtered_by_asset_is_filtered_before_paging(empty: Ask
     assert [utxo["lovelace_amount"] for utxo in page] == [*range(21, 31)]
 
 
-def test_utxo_082_the_hash_of_an_inline_datum_is_of_its_original_bytes(empty: Asked) -> None:
+def test_utxo_082_the_hash_of_an_inline_datum_is_of_its_original_bytes(empty: Api) -> None:
     """That the datum is an inline one is told by `inline_datum`, which is null otherwise."""
     odd = bytes.fromhex("9f1b0000000000000001ff")  # an array without a length, a number longer than it need be
     empty.feed(block(None, tx("in", output("A", inline_datum=odd))))
@@ -161,7 +161,7 @@ def test_utxo_082_the_hash_of_an_inline_datum_is_of_its_original_bytes(empty: As
     assert found["data_hash"] == blake2b(odd, digest_size=32).hexdigest()
 
 
-def test_utxo_083_a_large_quantity_is_exact(empty: Asked) -> None:
+def test_utxo_083_a_large_quantity_is_exact(empty: Api) -> None:
     quantity = 9_223_371_692_031_396_353
     empty.feed(block(None, tx("in", output("A", quantity, assets=[[POLICY, b"X", quantity]]))))
     [found] = utxos(empty, A)
@@ -173,13 +173,13 @@ def test_utxo_083_a_large_quantity_is_exact(empty: Asked) -> None:
 FIXTURE = [b"\x61" + C[0], b"\x71" + C[1], base(C[0], C[2], 2), base(C[1], C[0]), BYRON]
 
 
-def test_utxo_085_a_payment_credential_finds_every_kind_of_address_with_it(empty: Asked) -> None:
+def test_utxo_085_a_payment_credential_finds_every_kind_of_address_with_it(empty: Api) -> None:
     empty.feed(block(None, tx("in", *map(to, FIXTURE))))
     found = utxos(empty, f"credentials/{C[0].hex()}")
     assert [utxo["output_index"] for utxo in found] == [0, 2]
 
 
-def test_utxo_086_a_stake_credential_finds_delegating_addresses_only(empty: Asked) -> None:
+def test_utxo_086_a_stake_credential_finds_delegating_addresses_only(empty: Api) -> None:
     empty.feed(block(None, tx("in", *map(to, FIXTURE))))
     found = utxos(empty, f"stakes/{C[0].hex()}")
     assert [utxo["output_index"] for utxo in found] == [3]
@@ -188,7 +188,7 @@ def test_utxo_086_a_stake_credential_finds_delegating_addresses_only(empty: Aske
     failure(empty.ask(f"/api/v1/stakes/{BYRON.hex()}/utxos"), 400, "bad_parameter", "stake")
 
 
-def test_utxo_087_a_point_that_was_rolled_back_is_not_offered(empty: Asked) -> None:
+def test_utxo_087_a_point_that_was_rolled_back_is_not_offered(empty: Api) -> None:
     """Lists are bound to a point by their cursor: 409, and the headers name the block that is left."""
     first = block(None, tx("in", *(output("A", n) for n in range(9))))
     empty.feed(first, second := block(first))
@@ -205,16 +205,16 @@ def test_utxo_087_a_point_that_was_rolled_back_is_not_offered(empty: Asked) -> N
 
 
 @pytest.mark.parametrize("query", ["count=14&count=42", "count=foo", "page=-57", "page=2&cursor=x", "asset=zz"])
-def test_utxo_088_bad_parameters_are_refused_each(paid: Asked, query: str) -> None:
+def test_utxo_088_bad_parameters_are_refused_each(paid: Api, query: str) -> None:
     """Said twice, no number, below the least, and two that exclude each other; ranges are not asked for here."""
     failure(paid.ask(f"/api/v1/{A}/utxos?{query}"), 400, "bad_parameter", query.partition("=")[0])
 
 
-def test_utxo_088_good_and_unknown_parameters_are_not(paid: Asked) -> None:
+def test_utxo_088_good_and_unknown_parameters_are_not(paid: Api) -> None:
     assert outpoints(utxos(paid, A, "?count=14&order=desc&colour=blue")) == ALL[::-1][:14]
 
 
-def test_utxo_090_paths_methods_and_parameters_that_are_wrong(paid: Asked) -> None:
+def test_utxo_090_paths_methods_and_parameters_that_are_wrong(paid: Api) -> None:
     """A pattern with three parts is a path that there is not, or a bad address."""
     failure(paid.ask("/api/v1/nothing"), 404, "unknown_path")
     failure(paid.ask("/api/v1/tip", "POST"), 405, "method_not_allowed")

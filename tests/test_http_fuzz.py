@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
-from questions import Asked, asked, failure, short_folder
+from questions import Api, failure, running_api, short_folder
 from scenarios import address, block, digest, output, tx
 
 from storage.indexes import NAMES
@@ -36,11 +36,11 @@ ANYTHING += [address("ann"), "pending", "dead", digest("x"), datetime(1, 1, 1), 
 
 
 @pytest.fixture(scope="module")
-def asking() -> Iterator[Asked]:
-    with short_folder() as folder, asked(folder, utxo={"index": dict.fromkeys(NAMES, True)}) as asking:
-        asking.feed(FIRST)
-        yield asking
-        assert not {"request_failed", "http_worker_ended"} & {*asking.daemon.events()}
+def api() -> Iterator[Api]:
+    with short_folder() as folder, running_api(folder, utxo={"index": dict.fromkeys(NAMES, True)}) as api:
+        api.feed(FIRST)
+        yield api
+        assert not {"request_failed", "http_worker_ended"} & {*api.daemon.events()}
 
 
 def packed(value: Any) -> str:
@@ -64,24 +64,24 @@ def cursor(rng: Random, real: str) -> str:
     return packed(rng.choice(shapes))
 
 
-def test_times_in_cursors_that_no_database_accepts(asking: Asked) -> None:
+def test_times_in_cursors_that_no_database_accepts(api: Api) -> None:
     times = {"2020-01-01T00:00:00Z": 200, "2020-01-01T00:00:00": 400, "0001-01-01T00:00:00": 400}
     times |= {"0001-01-01T00:00:00+14:00": 400, "9999-12-31T23:59:59-14:00": 400}
     for at, status in (*times.items(), (1e300, 400), (None, 400)):
         made = packed([None, "asc", {"submitted_at": at, "txid": digest("x")}])
-        assert asking.ask(f"/api/v1/recovery/transactions?cursor={made}").status_code == status
+        assert api.ask(f"/api/v1/recovery/transactions?cursor={made}").status_code == status
 
 
-def test_random_parameters(asking: Asked) -> None:
+def test_random_parameters(api: Api) -> None:
     rng, met = Random("parameters"), Counter[int]()
-    real = {path: asking.ask(f"{path}?count=1").headers.get("x-next-cursor", "AA") for path in LISTS}
+    real = {path: api.ask(f"{path}?count=1").headers.get("x-next-cursor", "AA") for path in LISTS}
     for _ in range(800):
         path, query = rng.choice(LISTS), []
         for name in rng.sample(["count", "order", "page", "cursor", "asset", "status", "from", "x"], rng.randrange(4)):
             value = rng.choice((rng.choice(TEXTS), str(rng.randrange(1, 1000)), "asc", "ab" * rng.randrange(27, 62)))
             value = cursor(rng, real[path]) if name == "cursor" else value
             query.append(f"{name}={quote(value, safe='')}")
-        answer = asking.ask(f"{path}?{'&'.join(query)}")
+        answer = api.ask(f"{path}?{'&'.join(query)}")
         met[answer.status_code] += 1
         assert answer.status_code in {200, 400, 404, 409}, (path, query, answer.text)
         if answer.status_code != 200 and "detail" not in answer.json():

@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 from daemons import Message
 from patience import until
-from questions import TIP, Asked, asked, short_folder, timeless
+from questions import TIP, Api, running_api, short_folder, timeless
 from raw_http import Answer, Connection, asks, get
 from scenarios import address, at, back_to, block, digest, output, tx
 from starlette.requests import Request
@@ -60,16 +60,16 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Asked]:
-    with short_folder() as folder, asked(folder, utxo={"store": "mmr"}) as asking:
-        asking.feed(FIRST, SECOND)
-        asking.feed(WAITS)
-        asking.web.until("/health/ready", 200)
-        asking.web.until(f"/api/v1/recovery/transactions/{digest('tx', 'waits').hex()}", 200)
-        yield asking
+def told() -> Iterator[Api]:
+    with short_folder() as folder, running_api(folder, utxo={"store": "mmr"}) as api:
+        api.feed(FIRST, SECOND)
+        api.feed(WAITS)
+        api.web.until("/health/ready", 200)
+        api.web.until(f"/api/v1/recovery/transactions/{digest('tx', 'waits').hex()}", 200)
+        yield api
 
 
-def ask(told: Asked, path: str, method: str = "GET", **headers: str) -> Answer:
+def ask(told: Api, path: str, method: str = "GET", **headers: str) -> Answer:
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     request = get(path).replace(b"GET", method.encode(), 1)[:-2] + more.encode() + b"\r\n"
     return asks(told.daemon.folder / "http", request, bodyless=method == "HEAD")
@@ -83,7 +83,7 @@ def check(answer: Answer, *, stored: bool) -> None:
 
 
 @pytest.mark.parametrize("path", dict.fromkeys([*CHAIN, *MORE, *LIVE, *WRONG, *documented()]))
-def test_every_answer_has_its_headers(told: Asked, path: str) -> None:
+def test_every_answer_has_its_headers(told: Api, path: str) -> None:
     answer = ask(told, path)
     stored = answer.status == 200 and path not in LIVE
     if path in {*CHAIN, *MORE, *LIVE, *WRONG}:
@@ -106,7 +106,7 @@ def test_every_answer_has_its_headers(told: Asked, path: str) -> None:
         check(refused, stored=False)
 
 
-def test_pages_keep_their_policy(told: Asked) -> None:
+def test_pages_keep_their_policy(told: Api) -> None:
     for path in ("/", "/docs"):
         answer = ask(told, path)
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
@@ -115,9 +115,9 @@ def test_pages_keep_their_policy(told: Asked) -> None:
 
 
 def test_a_client_without_a_token_gets_the_same_headers() -> None:
-    with short_folder() as folder, asked(folder, http={"token": "a long text"}) as asking:
-        asking.web.ask("/health/live")
-        refused = ask(asking, "/api/v1/tip")
+    with short_folder() as folder, running_api(folder, http={"token": "a long text"}) as api:
+        api.web.ask("/health/live")
+        refused = ask(api, "/api/v1/tip")
         assert (refused.status, refused.error()) == (401, "unauthorized")
         check(refused, stored=False)
 
@@ -128,12 +128,12 @@ def test_a_tag_identifies_one_body_and_one_tip() -> None:
     story[2:2] = [{"type": "TxLocked", "txids": [digest("tx", "waits")]}]
     bodies: dict[tuple[str, str], Any] = {}
     tags: dict[str, dict[str, str]] = {path: {} for path in [*CHAIN, *MORE]}  # to the tip of each
-    with short_folder() as folder, asked(folder, utxo={"store": "mmr"}) as asking:
+    with short_folder() as folder, running_api(folder, utxo={"store": "mmr"}) as api:
         kept = 0
-        asking.get("/health/live")  # waits until the worker listens
-        with Connection(asking.daemon.folder / "http") as connection:
+        api.get("/health/live")  # waits until the worker listens
+        with Connection(api.daemon.folder / "http") as connection:
             for message in story:
-                asking.feed(message)
+                api.feed(message)
                 for path in (*CHAIN, *MORE) * 2:
                     known = ", ".join(tags[path]) or '"none"'
                     connection.send(get(path)[:-2] + f"If-None-Match: {known}\r\n\r\n".encode())
@@ -160,32 +160,32 @@ def test_a_tag_identifies_one_body_and_one_tip() -> None:
 
 def test_a_status_that_is_the_same_is_not_sent_again() -> None:
     """Its tag changes with the tip and with what it counts, but not with its clock."""
-    with short_folder() as folder, asked(folder) as asking:
-        status = asking.web.until("/api/v1/status", 200)
+    with short_folder() as folder, running_api(folder) as api:
+        status = api.web.until("/api/v1/status", 200)
         known = {"If-None-Match": status.headers["etag"]}
-        same = asking.ask("/api/v1/status", **known)
+        same = api.ask("/api/v1/status", **known)
         assert (same.status_code, same.content) == (304, b"")
-        asking.feed({"type": "TxSubmitted", "tx": tx("new", output("ann", 1))})
-        changed = asking.ask("/api/v1/status", **known)
+        api.feed({"type": "TxSubmitted", "tx": tx("new", output("ann", 1))})
+        changed = api.ask("/api/v1/status", **known)
         assert changed.status_code == 200 and changed.json() != status.json()
         assert changed.headers["x-tip-hash"] == status.headers["x-tip-hash"] == "origin"
-        asking.feed(FIRST)
-        until(lambda: clock(asking) is not None, why="it has not heard of the block")
+        api.feed(FIRST)
+        until(lambda: clock(api) is not None, why="it has not heard of the block")
 
         def same_but_for_its_clock() -> bool:  # once everything that follows from the block has been written
-            first, since = asking.ask("/api/v1/status"), clock(asking)
-            until(lambda: clock(asking) != since, why="the clock stands still")
-            return bool(asking.ask("/api/v1/status").headers["etag"] == first.headers["etag"])
+            first, since = api.ask("/api/v1/status"), clock(api)
+            until(lambda: clock(api) != since, why="the clock stands still")
+            return bool(api.ask("/api/v1/status").headers["etag"] == first.headers["etag"])
 
         until(same_but_for_its_clock, why="its tag changes with its clock")
-        first = asking.ask("/api/v1/status")
+        first = api.ask("/api/v1/status")
         for said in (first.headers["etag"], first.headers["etag"].removeprefix("W/")):
-            assert asking.ask("/api/v1/status", **{"If-None-Match": said}).status_code == 304
+            assert api.ask("/api/v1/status", **{"If-None-Match": said}).status_code == 304
 
 
-def clock(asking: Asked) -> float | None:
+def clock(api: Api) -> float | None:
     """Return the seconds since the last block, as the status has them."""
-    since: float | None = asking.get("/api/v1/status")["chain"]["seconds_since_last_block"]
+    since: float | None = api.get("/api/v1/status")["chain"]["seconds_since_last_block"]
     return since
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import cbor2
 import msgspec
 import pytest
-from questions import Asked, asked, failure, outpoints, short_folder
+from questions import Api, failure, outpoints, running_api, short_folder
 from scenarios import address, at, block, digest, output, tx
 from test_http import AS_CBOR, POLICY
 
@@ -22,20 +22,20 @@ ALL = [(made["txid"].hex(), index) for made in PAID for index in range(2)]
 
 
 @pytest.fixture(scope="module")
-def listed() -> Iterator[Asked]:
+def listed() -> Iterator[Api]:
     """An address with 24 outputs in four blocks, and one with 1,100 in another."""
     blocks = [block(None, *PAID[:3])]
     for height in range(1, 4):
         blocks.append(block(blocks[-1], *PAID[height * 3 : height * 3 + 3]))
     blocks.append(block(blocks[-1], tx("crowd", *(output("crowd", n) for n in range(1, 1101)))))
-    with short_folder() as folder, asked(folder) as asking:
-        asking.feed(*blocks)
-        yield asking
+    with short_folder() as folder, running_api(folder) as api:
+        api.feed(*blocks)
+        yield api
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("count", [1, 5, 8, 23, 24, 1000])
-def test_page_and_cursor_give_the_same_lists(listed: Asked, count: int, order: str) -> None:
+def test_page_and_cursor_give_the_same_lists(listed: Api, count: int, order: str) -> None:
     wanted = ALL if order == "asc" else ALL[::-1]
     pages = [wanted[begin : begin + count] for begin in range(0, len(wanted), count)]
     assert [outpoints(page) for page in listed.web.pages(ANN, count, order)] == pages
@@ -44,7 +44,7 @@ def test_page_and_cursor_give_the_same_lists(listed: Asked, count: int, order: s
     assert ["x-next-cursor" in answer.headers for answer in numbered] == [True] * (len(pages) - 1) + [False, False]
 
 
-def test_a_page_has_100_outputs_unless_a_count_is_given(listed: Asked) -> None:
+def test_a_page_has_100_outputs_unless_a_count_is_given(listed: Api) -> None:
     crowd = f"/api/v1/addresses/{address('crowd').hex()}/utxos"
     first = listed.ask(crowd)
     assert [each["lovelace_amount"] for each in first.json()] == [*range(1, 101)] and "x-next-cursor" in first.headers
@@ -64,11 +64,11 @@ REFUSED: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("query", "named"), REFUSED)
-def test_parameters_that_are_refused(listed: Asked, query: str, named: str) -> None:
+def test_parameters_that_are_refused(listed: Api, query: str, named: str) -> None:
     failure(listed.ask(f"{ANN}?{query}"), 400, "bad_parameter", named)
 
 
-def test_cursors(listed: Asked) -> None:
+def test_cursors(listed: Api) -> None:
     """A cursor is of one list in one order; it takes any count, and excludes a page."""
     good: str = listed.ask(f"{ANN}?count=5").headers["x-next-cursor"]
     assert outpoints(listed.get(f"{ANN}?cursor={good}&count=2")) == ALL[5:7]
@@ -98,18 +98,18 @@ def test_a_list_of_those_that_hold_a_policy() -> None:
     made = block(None, tx("a", *paid, output("cid", 4, assets=[other]), output("bob", 5, assets=[silver])))
     spend = block(made, tx("b", output("dan", 6, assets=[gold]), spends=[at("a", 4)]))
     path = f"/api/v1/policies/{POLICY}/utxos"
-    with short_folder() as folder, asked(folder, utxo={"index": {"policy": True}}) as asking:
-        asking.feed(made)
-        assert [utxo["lovelace_amount"] for utxo in asking.get(path)] == [1, 2, 5]
-        asking.feed(spend)
-        assert [utxo["lovelace_amount"] for utxo in asking.get(path.replace(POLICY, POLICY.upper()))] == [1, 2, 6]
-        assert [utxo["lovelace_amount"] for utxo in asking.get(f"{path}?order=desc&count=2")] == [6, 2]
-        assert [utxo["lovelace_amount"] for utxo in asking.get(f"{path}?asset={'00' * 28}676f6c64")] == [2]
-        assert len(cbor2.loads(asking.ask(path, **AS_CBOR).content)) == 3
-        assert asking.get(f"/api/v1/policies/{'cd' * 28}/utxos") == []
+    with short_folder() as folder, running_api(folder, utxo={"index": {"policy": True}}) as api:
+        api.feed(made)
+        assert [utxo["lovelace_amount"] for utxo in api.get(path)] == [1, 2, 5]
+        api.feed(spend)
+        assert [utxo["lovelace_amount"] for utxo in api.get(path.replace(POLICY, POLICY.upper()))] == [1, 2, 6]
+        assert [utxo["lovelace_amount"] for utxo in api.get(f"{path}?order=desc&count=2")] == [6, 2]
+        assert [utxo["lovelace_amount"] for utxo in api.get(f"{path}?asset={'00' * 28}676f6c64")] == [2]
+        assert len(cbor2.loads(api.ask(path, **AS_CBOR).content)) == 3
+        assert api.get(f"/api/v1/policies/{'cd' * 28}/utxos") == []
         for text in ("ab", POLICY + "00", "zz" * 28):
-            failure(asking.ask(f"/api/v1/policies/{text}/utxos"), 400, "bad_parameter", "policy", "56 hex digits")
-        failure(asking.ask(f"/api/v1/assets/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.asset")
+            failure(api.ask(f"/api/v1/policies/{text}/utxos"), 400, "bad_parameter", "policy", "56 hex digits")
+        failure(api.ask(f"/api/v1/assets/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.asset")
 
 
 def test_a_list_of_those_that_hold_an_asset() -> None:
@@ -121,19 +121,19 @@ def test_a_list_of_those_that_hold_an_asset() -> None:
     ]
     made = block(None, tx("a", *paid))
     spend = block(made, tx("b", output("bob", 9, assets=[held[b"gold"]]), spends=[at("a")]))
-    with short_folder() as folder, asked(folder, utxo={"index": {"asset": True}}) as asking:
-        asking.feed(made, spend)
+    with short_folder() as folder, running_api(folder, utxo={"index": {"asset": True}}) as api:
+        api.feed(made, spend)
 
         def listed(path: str) -> list[int]:
-            return [utxo["lovelace_amount"] for utxo in asking.get(f"/api/v1/assets/{POLICY}{path}")]
+            return [utxo["lovelace_amount"] for utxo in api.get(f"/api/v1/assets/{POLICY}{path}")]
 
         assert listed("676f6c64/utxos") == [1, 5, 9] and listed("676F6C64656E/utxos") == [1, 3]
         assert listed("/utxos") == [2] and listed("00/utxos") == []
         assert listed("676f6c64/utxos?order=desc&count=2") == [9, 5]
         assert listed(f"676f6c64/utxos?asset={POLICY}676f6c64656e") == [1]
-        cursor = asking.ask(f"/api/v1/assets/{POLICY}676f6c64/utxos?count=2").headers["x-next-cursor"]
+        cursor = api.ask(f"/api/v1/assets/{POLICY}676f6c64/utxos?count=2").headers["x-next-cursor"]
         assert listed(f"676f6c64/utxos?cursor={cursor}") == [9]
-        assert len(cbor2.loads(asking.ask(f"/api/v1/assets/{POLICY}/utxos", **AS_CBOR).content)) == 1
+        assert len(cbor2.loads(api.ask(f"/api/v1/assets/{POLICY}/utxos", **AS_CBOR).content)) == 1
         for text in ("ab", POLICY[:-2], POLICY + "0", POLICY + "00" * 33, "zz" * 28):
-            failure(asking.ask(f"/api/v1/assets/{text}/utxos"), 400, "bad_parameter", "asset", "policy id")
-        failure(asking.ask(f"/api/v1/policies/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.policy")
+            failure(api.ask(f"/api/v1/assets/{text}/utxos"), 400, "bad_parameter", "asset", "policy id")
+        failure(api.ask(f"/api/v1/policies/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.policy")

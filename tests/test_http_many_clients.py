@@ -120,14 +120,14 @@ def test_expensive_questions_do_not_keep_health_away() -> None:
         f"{ANN}/utxos?asset={'ab' * 40}&count=1000",
     ]
     with short_folder() as folder, serving(folder, [LARGE]) as server, ExitStack() as stack:
-        asking = [stack.enter_context(Connection(server.where)) for _ in range(60)]
-        for n, connection in enumerate(asking):
+        api = [stack.enter_context(Connection(server.where)) for _ in range(60)]
+        for n, connection in enumerate(api):
             connection.send(get(paths[n % len(paths)]) * 10)
         began = perf_counter()
         asks(server.where, get("/api/v1/tip"))  # waits behind them, as health does not
         behind_s = perf_counter() - began
         assert median(server.healthy()) < min(1, behind_s / 4)
-        for connection in asking[: len(paths)]:
+        for connection in api[: len(paths)]:
             assert connection.answer().status == 200
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from daemons import PATIENCE_S, Daemon, home, running, write_config
 from patience import until
-from questions import TIP, Web, asked, failure, free_port, serve_alone, short_folder
+from questions import TIP, Web, failure, free_port, running_api, serve_alone, short_folder
 from reader_processes import children
 from scenarios import address, block, chain, digest, output, point, tx
 from test_http import documented
@@ -36,7 +36,7 @@ def http(port: int, workers: int = 1) -> dict[str, Any]:
 
 
 def test_a_unix_socket_is_created_again_and_removed_with_the_daemon() -> None:
-    with short_folder() as folder, asked(folder) as asking:
+    with short_folder() as folder, running_api(folder) as asking:
         path = folder / "http"
         for count in range(2):
             assert asking.get("/health/live")["status"] == "live"
@@ -57,7 +57,7 @@ def test_a_unix_socket_is_created_again_and_removed_with_the_daemon() -> None:
 
 
 def test_a_unix_socket_of_another_process_in_its_place_is_left_alone() -> None:
-    with short_folder() as folder, asked(folder) as asking, socket.socket(socket.AF_UNIX) as other:
+    with short_folder() as folder, running_api(folder) as asking, socket.socket(socket.AF_UNIX) as other:
         asking.get("/health/live")
         (folder / "http").unlink()
         other.bind(str(folder / "http"))
@@ -68,7 +68,7 @@ def test_a_unix_socket_of_another_process_in_its_place_is_left_alone() -> None:
 
 
 def test_a_unix_socket_on_which_another_process_listens_is_left_alone() -> None:
-    with short_folder() as folder, asked(folder) as asking, serve_alone(asking.daemon):
+    with short_folder() as folder, running_api(folder) as asking, serve_alone(asking.daemon):
         log = folder / "serve.log"
         until(lambda: "http_listen_failed" in log.read_text(), why="it has not said that the address is taken")
         assert "another process listens there" in log.read_text()
@@ -114,7 +114,7 @@ def test_a_failure_that_lasts_is_logged_less_and_less_often() -> None:
 
 def test_a_token_is_required() -> None:
     closed = [path for path in documented("/health", "/docs") if path != "/"] + ["/nothing"]
-    with short_folder() as folder, asked(folder, http={"token": TOKEN}) as asking:
+    with short_folder() as folder, running_api(folder, http={"token": TOKEN}) as asking:
         asking.feed(CHAIN[0])
         wrong = ("", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}", "Bearer")
         for n, path in enumerate(closed * 2):
@@ -133,7 +133,7 @@ def test_a_token_is_required() -> None:
 
 
 def test_a_daemon_without_a_store_requires_its_token_too() -> None:
-    with short_folder() as folder, asked(folder, http={"token": TOKEN}, utxo={"enabled": False}) as asking:
+    with short_folder() as folder, running_api(folder, http={"token": TOKEN}, utxo={"enabled": False}) as asking:
         failure(asking.ask("/api/v1/tip"), 401, "unauthorized")
         failure(asking.ask("/api/v1/tip", Authorization=f"Bearer {TOKEN}"), 503, "not_enabled")
 
@@ -155,7 +155,7 @@ def becomes(web: Web, status: int, word: str) -> dict[str, Any]:
 
 
 def test_ready_reports_whether_answers_are_fresh() -> None:
-    with short_folder() as folder, asked(folder) as asking, asking.daemon.client() as feeder:
+    with short_folder() as folder, running_api(folder) as asking, asking.daemon.client() as feeder:
         empty = becomes(asking.web, 503, "empty")
         assert empty["seconds_since_last_block"] is None and empty["lag_blocks"] is None
         assert "no block" in empty["reason"]
@@ -281,7 +281,7 @@ def test_a_worker_follows_a_map_that_grows() -> None:
     """The daemon doubles the map while the worker has the old one open."""
     ann = f"/api/v1/addresses/{address('ann').hex()}/utxos"
     storage = {"map_size": "1MiB", "max_map_size": "256MiB"}
-    with short_folder() as folder, asked(folder, storage=storage) as asking:
+    with short_folder() as folder, running_api(folder, storage=storage) as asking:
         parent = block(None, tx("first", output("ann", 7)))
         asking.feed(parent)
         assert len(asking.get(ann)) == 1

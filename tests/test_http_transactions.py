@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from daemons import Message
 from patience import until
-from questions import TIP, Asked, asked, failure, short_folder
+from questions import TIP, Api, failure, running_api, short_folder
 from scenarios import address, at, back_to, block, digest, output, tx
 
 PAGE = 4  # outputs of a record's page here
@@ -62,9 +62,9 @@ def path(name: object, more: str = "") -> str:
     return f"/api/v1/txs/{txid(name)}{more}"
 
 
-def one_by_one(asking: Asked, *messages: Message) -> None:
+def one_by_one(api: Api, *messages: Message) -> None:
     """Let each message be carried out before the next is sent: a block in the same batch would be before the others."""
-    with asking.daemon.client() as client:
+    with api.daemon.client() as client:
         for message in messages:
             assert client.ask(message).get("status") in {"applied", "accepted", "rolled_back"}, message
 
@@ -75,34 +75,34 @@ def inpoints(*outpoints: list[Any]) -> list[Message]:
     return [{"tx_hash": txid.hex(), "output_index": index} | told for txid, index in outpoints]
 
 
-def hash_of(asking: Asked, name: object, index: int = 0) -> str:
+def hash_of(api: Api, name: object, index: int = 0) -> str:
     """Return what an output's slot commits to."""
-    [slot] = asking.get(path(name, f"/utxos?count=1&page={index + 1}"))
+    [slot] = api.get(path(name, f"/utxos?count=1&page={index + 1}"))
     return str(slot["slot"][:64])
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Asked]:
+def told() -> Iterator[Api]:
     """A daemon with transactions of every kind, to which nothing more is sent."""
-    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
-        one_by_one(asking, FIRST, submit(UNMINED), submit(LOSER), submit(BIG), SECOND)
-        one_by_one(asking, on_outputs("OutputsFrozen", at("big", 1), at("big", PAGE), at("p", 3)))
-        one_by_one(asking, {"type": "OutputReassigned", "outpoint": at("big", PAGE), "address": address("heir")})
-        one_by_one(asking, said("TxMined", "big", block_id=9, height=2, subtree_index=4))
-        one_by_one(asking, said("TxPreserved", "big", until=50))
-        yield asking
+    with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
+        one_by_one(api, FIRST, submit(UNMINED), submit(LOSER), submit(BIG), SECOND)
+        one_by_one(api, on_outputs("OutputsFrozen", at("big", 1), at("big", PAGE), at("p", 3)))
+        one_by_one(api, {"type": "OutputReassigned", "outpoint": at("big", PAGE), "address": address("heir")})
+        one_by_one(api, said("TxMined", "big", block_id=9, height=2, subtree_index=4))
+        one_by_one(api, said("TxPreserved", "big", until=50))
+        yield api
 
 
-def record(asking: Asked, name: object, **fields: Any) -> None:
+def record(api: Api, name: object, **fields: Any) -> None:
     """Check a whole answer, but for the time at which the record was created."""
-    found = asking.get(path(name))
+    found = api.get(path(name))
     assert list(found) == list(FIELDS)
     assert (found["created_at"] is None) is not found["has_record"]
     assert found["created_at"] is None or found["created_at"] > 1_700_000_000_000
     assert found | {"created_at": None} == FIELDS | {"txid": txid(name)} | fields
 
 
-def test_records_of_each_kind(told: Asked) -> None:
+def test_records_of_each_kind(told: Api) -> None:
     """An unmined transaction; those that only a block has; a coinbase; a conflicting one."""
     claims = inpoints(at("p"), at("p", 1))
     record(told, "a", record_utxos=2, total_utxos=2, unmined_since=1, fee=7, size_in_bytes=2, tx_inpoints=claims)
@@ -120,7 +120,7 @@ def test_records_of_each_kind(told: Asked) -> None:
     assert parent["conflicting_children"] == [txid("loser")]
 
 
-def test_a_large_transaction(told: Asked) -> None:
+def test_a_large_transaction(told: Api) -> None:
     """Mined, preserved, with an output that was given away: it adds one to what could be spent."""
     heir = hash_of(told, "big", PAGE)
     given = told.get(path("big"))["reassignments"]
@@ -144,25 +144,23 @@ def test_version_lock_time_and_previous_outputs_of_a_submission() -> None:
     first = block(None, tx("first", *(output(f"o{n}", 7) for n in range(6))))
     other: Message = {"version": -1, "lock_time": 2**64 - 1, "previous": [None, [1, b""]]}
     late = tx("chain only", output("x"), **full | {"previous": []})
-    with short_folder() as folder, asked(folder) as asking:
-        one_by_one(
-            asking, first, submit(bare["both"] | full), submit(bare["submitted"] | full), submit(bare["block's"])
-        )
-        one_by_one(asking, block(first, bare["both"] | other, bare["submitted"], bare["block's"] | full, late))
+    with short_folder() as folder, running_api(folder) as api:
+        one_by_one(api, first, submit(bare["both"] | full), submit(bare["submitted"] | full), submit(bare["block's"]))
+        one_by_one(api, block(first, bare["both"] | other, bare["submitted"], bare["block's"] | full, late))
         for name in names:
-            found = asking.get(path(name))
+            found = api.get(path(name))
             assert (found["version"], found["lock_time"]) == (2, 500_000_000), name
             places = inpoints(*spends[name])
             assert found["tx_inpoints"] == [places[0] | said, places[1]], name
-        found = asking.get(path("chain only"))
+        found = api.get(path("chain only"))
         assert (found["has_record"], found["version"], found["lock_time"]) == (False, None, None)
         again = {**bare["both"], "txid": digest("tx", "again"), "inputs": [at("both")], **other, "previous": [[1, b""]]}
-        one_by_one(asking, submit(again), back_to(first))
-        found = asking.get(path("again"))
+        one_by_one(api, submit(again), back_to(first))
+        found = api.get(path("again"))
         assert (found["version"], found["lock_time"]) == (-1, 2**64 - 1)
         assert found["tx_inpoints"] == [inpoints(at("both"))[0] | {"value": 1, "script": ""}]
-        assert asking.get(path("both"))["tx_inpoints"][0]["value"] == 7
-        asking.daemon.assert_sound()
+        assert api.get(path("both"))["tx_inpoints"][0]["value"] == 7
+        api.daemon.assert_sound()
 
 
 def test_a_transaction_is_frozen_when_all_of_it_is() -> None:
@@ -170,25 +168,25 @@ def test_a_transaction_is_frozen_when_all_of_it_is() -> None:
     first = block(None, tx("chain", output("x"), output("y"), DATA), tx("spent", output("x"), output("y")))
     large = tx("large", *(output(f"o{n}") for n in range(PAGE + 2)))
     everything = [at("chain"), at("chain", 1), *(at("large", n) for n in range(PAGE + 2)), at("spent", 1)]
-    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
-        one_by_one(asking, first, submit(large), submit(tx("c", output("z"), spends=[at("spent")])))
-        one_by_one(asking, on_outputs("OutputsFrozen", *everything))
+    with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
+        one_by_one(api, first, submit(large), submit(tx("c", output("z"), spends=[at("spent")])))
+        one_by_one(api, on_outputs("OutputsFrozen", *everything))
         frozen = {"chain": True, "large": True, "spent": False, "c": False}
-        assert {name: asking.get(path(name))["frozen"] for name in frozen} == frozen
-        one_by_one(asking, on_outputs("OutputsUnfrozen", at("large", PAGE + 1), at("chain", 1)))
-        assert [asking.get(path(name))["frozen"] for name in frozen] == [False] * 4
+        assert {name: api.get(path(name))["frozen"] for name in frozen} == frozen
+        one_by_one(api, on_outputs("OutputsUnfrozen", at("large", PAGE + 1), at("chain", 1)))
+        assert [api.get(path(name))["frozen"] for name in frozen] == [False] * 4
 
 
 def test_a_genesis_transaction() -> None:
     seeded = [{"txid": digest("genesis"), "index": 7, "output": output("seed")}]
-    with short_folder() as folder, asked(folder) as asking:
-        asking.feed({"type": "GenesisOutputs", "outputs": seeded})
+    with short_folder() as folder, running_api(folder) as api:
+        api.feed({"type": "GenesisOutputs", "outputs": seeded})
         for empty_block in (block(None), block(block(None))):
-            found = asking.get(f"/api/v1/txs/{digest('genesis').hex()}")
+            found = api.get(f"/api/v1/txs/{digest('genesis').hex()}")
             assert (found["status"], found["block_heights"], found["record_utxos"]) == ("mined", [0], 1)
-            slots = asking.get(f"/api/v1/txs/{digest('genesis').hex()}/utxos")
+            slots = api.get(f"/api/v1/txs/{digest('genesis').hex()}/utxos")
             assert [each["status"] for each in slots] == ["none"] * 7 + ["unspent"]
-            asking.feed(empty_block)
+            api.feed(empty_block)
 
 
 def slot(index: int, status: str, text: str | None, *by: Any, spendable_in: int | None = None) -> Message:
@@ -196,7 +194,7 @@ def slot(index: int, status: str, text: str | None, *by: Any, spendable_in: int 
     return {"output_index": index, "status": status, "slot": text, **spender, "spendable_in": spendable_in}
 
 
-def test_slots_of_a_record(told: Asked) -> None:
+def test_slots_of_a_record(told: Api) -> None:
     names = [hash_of(told, "big", index) for index in range(3 * PAGE - 1)]
     expected = [slot(index, "unspent", name) for index, name in enumerate(names)]
     expected[1] = slot(1, "frozen", names[1] + FROZEN)
@@ -206,7 +204,7 @@ def test_slots_of_a_record(told: Asked) -> None:
     assert len(set(names)) == len(names) and {len(name) for name in names} == {64}
 
 
-def test_slots_of_a_transaction_without_a_record(told: Asked) -> None:
+def test_slots_of_a_transaction_without_a_record(told: Api) -> None:
     names = [hash_of(told, "p", index) for index in (0, 1, 3)]
     by = [(txid("a"), index) for index in (0, 1)]
     assert told.get(path("p", "/utxos")) == [
@@ -220,7 +218,7 @@ def test_slots_of_a_transaction_without_a_record(told: Asked) -> None:
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("count", [1, PAGE, 3 * PAGE - 2, 3 * PAGE - 1])
-def test_pages_of_slots(told: Asked, order: str, count: int) -> None:
+def test_pages_of_slots(told: Api, order: str, count: int) -> None:
     """By cursor and by number they are the same, and together they are all."""
     whole = told.get(path("big", f"/utxos?order={order}"))
     assert [each["output_index"] for each in whole] == sorted(range(3 * PAGE - 1), reverse=order == "desc")
@@ -233,7 +231,7 @@ def test_pages_of_slots(told: Asked, order: str, count: int) -> None:
     assert told.get(path("big", "/utxos?page=4294967296")) == []
 
 
-def test_parameters_of_slots_that_are_refused(told: Asked) -> None:
+def test_parameters_of_slots_that_are_refused(told: Api) -> None:
     cursor = told.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
     ann = told.ask(f"/api/v1/addresses/{address('x').hex()}/utxos?cursor={cursor}")
     failure(ann, 400, "bad_parameter", "cursor", "another list")
@@ -247,20 +245,20 @@ def test_parameters_of_slots_that_are_refused(told: Asked) -> None:
 
 
 def test_a_cursor_across_a_rollback() -> None:
-    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
-        one_by_one(asking, FIRST, submit(BIG))
-        kept = asking.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
-        asking.feed(SECOND)
-        cut = asking.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
-        assert [each["output_index"] for each in asking.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
-        asking.feed(back_to(FIRST))
-        failure(asking.ask(path("big", f"/utxos?cursor={cut}")), 409, "cursor_gone")
-        failure(asking.ask(path("big", f"/utxos?cursor={cut}"), **{"If-None-Match": "*"}), 409, "cursor_gone")
-        assert [each["output_index"] for each in asking.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
+    with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
+        one_by_one(api, FIRST, submit(BIG))
+        kept = api.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
+        api.feed(SECOND)
+        cut = api.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
+        assert [each["output_index"] for each in api.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
+        api.feed(back_to(FIRST))
+        failure(api.ask(path("big", f"/utxos?cursor={cut}")), 409, "cursor_gone")
+        failure(api.ask(path("big", f"/utxos?cursor={cut}"), **{"If-None-Match": "*"}), 409, "cursor_gone")
+        assert [each["output_index"] for each in api.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
 
 
 @pytest.mark.parametrize(("name", "raw"), [("a", b"\x00\xff"), ("big", LONG), ("whole", b"of a block")])
-def test_bytes_of_a_transaction(told: Asked, name: str, raw: bytes) -> None:
+def test_bytes_of_a_transaction(told: Api, name: str, raw: bytes) -> None:
     """Inline, and from a blob: as hex in JSON, or as they are."""
     assert told.get(path(name, "/raw")) == {"txid": txid(name), "raw": raw.hex()}
     plain = told.ask(path(name, "/raw"), **OCTETS)
@@ -277,7 +275,7 @@ def test_bytes_of_a_transaction(told: Asked, name: str, raw: bytes) -> None:
         assert told.ask(path(name, "/raw"), Accept=accept).content == as_json.content
 
 
-def test_bytes_that_are_not_kept(told: Asked) -> None:
+def test_bytes_that_are_not_kept(told: Api) -> None:
     """Of a transaction that was only in a block, or whose feeder gave none."""
     for name in ("p", "loser"):
         for accept in (OCTETS, {}):
@@ -286,17 +284,17 @@ def test_bytes_that_are_not_kept(told: Asked) -> None:
 
 
 def test_a_blob_store_that_is_away() -> None:
-    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
-        asking.feed(FIRST, submit(BIG), submit(UNMINED))
+    with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
+        api.feed(FIRST, submit(BIG), submit(UNMINED))
         blobs = folder / "data" / "blobs"
         blobs.rename(folder / "away")
-        failure(asking.ask(path("big", "/raw")), 503, "blob_store_away", "blobs")
-        assert asking.get(path("big"))["external"] and asking.get(path("a", "/raw"))
+        failure(api.ask(path("big", "/raw")), 503, "blob_store_away", "blobs")
+        assert api.get(path("big"))["external"] and api.get(path("a", "/raw"))
         assert not blobs.exists()  # reading does not create the folder
         (folder / "away").rename(blobs)
-        assert asking.ask(path("big", "/raw"), **OCTETS).content == LONG
+        assert api.ask(path("big", "/raw"), **OCTETS).content == LONG
         shutil.rmtree(blobs / txid("big")[:2])
-        failure(asking.ask(path("big", "/raw")), 404, "no_bytes")
+        failure(api.ask(path("big", "/raw")), 404, "no_bytes")
 
 
 def test_a_tag_changes_with_the_record_though_the_tip_stays() -> None:
@@ -307,23 +305,23 @@ def test_a_tag_changes_with_the_record_though_the_tip_stays() -> None:
         said("TxPreserved", "a", until=9),
         submit(tx("child", output("x"), spends=[at("a", 1)])),
     ]
-    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
-        asking.feed(FIRST, submit(UNMINED))
+    with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
+        api.feed(FIRST, submit(UNMINED))
         for step in steps:
-            before = {each: asking.ask(path("a", each)) for each in ("", "/utxos", "/raw")}
-            asking.feed(step)
+            before = {each: api.ask(path("a", each)) for each in ("", "/utxos", "/raw")}
+            api.feed(step)
             for each, old in before.items():
-                new = asking.ask(path("a", each), **{"If-None-Match": old.headers["etag"]})
+                new = api.ask(path("a", each), **{"If-None-Match": old.headers["etag"]})
                 assert [new.headers[name] for name in TIP] == [old.headers[name] for name in TIP]
-                same = asking.ask(path("a", each)).content == old.content
+                same = api.ask(path("a", each)).content == old.content
                 assert new.status_code == (304 if same else 200), (step, each)
-            slots, records = asking.get(path("a", "/utxos")), asking.get(path("a"))
+            slots, records = api.get(path("a", "/utxos")), api.get(path("a"))
             assert (slots, records) != (before["/utxos"].json(), before[""].json()), step
-        assert asking.ask(path("a"), **{"If-None-Match": "*"}).status_code == 304
+        assert api.ask(path("a"), **{"If-None-Match": "*"}).status_code == 304
 
 
 @pytest.mark.parametrize("more", ["", "/raw", "/utxos"])
-def test_a_transaction_that_is_not_there(told: Asked, more: str) -> None:
+def test_a_transaction_that_is_not_there(told: Api, more: str) -> None:
     failure(told.ask(path("nobody", more)), 404, "unknown_transaction", txid("nobody"))
     failure(told.ask(path("nobody", more), **{"If-None-Match": "*"}), 404, "unknown_transaction")
     for text in ("ab", txid("a") + "00", "zz" * 32, f"{'ab' * 31}%20a"):
@@ -335,11 +333,11 @@ def empty(last: Message, count: int) -> list[Message]:
     return [last := block(last) for _ in range(count)]
 
 
-def gone(asking: Asked, name: str) -> None:
+def gone(api: Api, name: str) -> None:
     """Wait until a transaction is gone; it is for every route."""
-    asking.web.until(path(name), 404)
+    api.web.until(path(name), 404)
     for more in ("", "/raw", "/utxos"):
-        failure(asking.ask(path(name, more)), 404, "unknown_transaction", txid(name))
+        failure(api.ask(path(name, more)), 404, "unknown_transaction", txid(name))
 
 
 SPENT = tx("a", output("a0"), spends=[at("p"), at("p", 1), at("p", 3)], raw=b"raw")
@@ -354,82 +352,80 @@ SOON = {
 
 def test_a_transaction_that_was_spent_long_ago_is_pruned() -> None:
     """With a record by the pruner, and without one from the height at which its record would be deleted."""
-    with short_folder() as folder, asked(folder, **SOON) as asking:
-        one_by_one(asking, FIRST, submit(SPENT), SPENDING, LAST)
-        assert (asking.get(path("a"))["delete_at_height"], asking.get(path("p"))["delete_at_height"]) == (6, 5)
+    with short_folder() as folder, running_api(folder, **SOON) as api:
+        one_by_one(api, FIRST, submit(SPENT), SPENDING, LAST)
+        assert (api.get(path("a"))["delete_at_height"], api.get(path("p"))["delete_at_height"]) == (6, 5)
         more = empty(LAST, 3)
-        asking.feed(more[0])
-        assert asking.get(path("a"))["has_record"] is True and asking.get(path("p"))["has_record"] is False
-        asking.feed(*more[1:])
-        gone(asking, "p")
-        gone(asking, "a")
-        assert asking.get(f"/api/v1/utxos/{txid('p')}/0")["spent_tx_hash"] == txid("a")  # its rows are kept
-        assert asking.get(path("b"))["status"] == "mined"
-        asking.feed(back_to(LAST))
-        assert asking.get(path("p"))["status"] == "mined"
+        api.feed(more[0])
+        assert api.get(path("a"))["has_record"] is True and api.get(path("p"))["has_record"] is False
+        api.feed(*more[1:])
+        gone(api, "p")
+        gone(api, "a")
+        assert api.get(f"/api/v1/utxos/{txid('p')}/0")["spent_tx_hash"] == txid("a")  # its rows are kept
+        assert api.get(path("b"))["status"] == "mined"
+        api.feed(back_to(LAST))
+        assert api.get(path("p"))["status"] == "mined"
 
 
 def test_a_transaction_is_found_while_a_submission_claims_its_last_output() -> None:
     """However long ago blocks have spent the other ones: it has no record that the pruner could keep."""
     last = block(FIRST, tx("some", output("s0"), spends=[at("p"), at("p", 1)]))
-    with short_folder() as folder, asked(folder, **SOON) as asking:
-        one_by_one(asking, FIRST, last)
-        asking.feed(*empty(last, 6))
-        one_by_one(asking, submit(tx("waits", output("w0"), spends=[at("p", 3)])))
-        found = asking.get(path("p"))
+    with short_folder() as folder, running_api(folder, **SOON) as api:
+        one_by_one(api, FIRST, last)
+        api.feed(*empty(last, 6))
+        one_by_one(api, submit(tx("waits", output("w0"), spends=[at("p", 3)])))
+        found = api.get(path("p"))
         assert (found["has_record"], found["spent_utxos"], found["delete_at_height"]) == (False, 3, None)
 
 
 def test_nothing_is_deleted_while_the_node_reorganises() -> None:
     waits = tx("waits", output("w0"), spends=[at("q")], raw=b"raw")
     age = {"transactions": SOON["transactions"] | {"max_pending_age": "1s"}}
-    with short_folder() as folder, asked(folder, **SOON | age) as asking:
-        one_by_one(asking, FIRST, submit(SPENT), SPENDING, {"type": "NodeState", "state": "reorganising", "height": 2})
-        one_by_one(asking, submit(waits), LAST)
-        asking.feed(*empty(LAST, 10))
-        until(
-            lambda: [job for job in asking.get(JOBS) if job["reason"] == "reorganising"], why="no cycle was held back"
-        )
+    with short_folder() as folder, running_api(folder, **SOON | age) as api:
+        one_by_one(api, FIRST, submit(SPENT), SPENDING, {"type": "NodeState", "state": "reorganising", "height": 2})
+        one_by_one(api, submit(waits), LAST)
+        api.feed(*empty(LAST, 10))
+        until(lambda: [job for job in api.get(JOBS) if job["reason"] == "reorganising"], why="no cycle was held back")
         sleep(1.5)
-        assert asking.get(path("a"))["delete_at_height"] == 6, "due for seven blocks"
-        assert asking.get(path("waits"))["status"] == "unmined", "older than it may be"
-        one_by_one(asking, {"type": "NodeState", "state": "running", "height": 13})
-        gone(asking, "a")
-        gone(asking, "waits")
+        assert api.get(path("a"))["delete_at_height"] == 6, "due for seven blocks"
+        assert api.get(path("waits"))["status"] == "unmined", "older than it may be"
+        one_by_one(api, {"type": "NodeState", "state": "running", "height": 13})
+        gone(api, "a")
+        gone(api, "waits")
 
 
 JOBS = "/api/v1/pruner/jobs"
 
 
-def settled(asking: Asked, height: int) -> list[Message]:
+def settled(api: Api, height: int) -> list[Message]:
     """Wait until the pruner has done a height; return its jobs."""
     jobs: list[Message] = until(
-        lambda: asking.get(JOBS), lambda jobs: jobs and (jobs[0]["height"], jobs[0]["state"]) == (height, "done")
+        lambda: api.get(JOBS), lambda jobs: jobs and (jobs[0]["height"], jobs[0]["state"]) == (height, "done")
     )
     return jobs
 
 
-def feed_jobs(asking: Asked, count: int) -> list[Message]:
+def feed_jobs(api: Api, count: int) -> list[Message]:
     """Feed blocks of which so many give the pruner something to do, a parent to preserve; return the blocks."""
-    one_by_one(asking, FIRST, submit(tx("waits", output("w0"), spends=[at("whole")])))
-    assert asking.get(JOBS) == [], "nothing to do is no job"
+    one_by_one(api, FIRST, submit(tx("waits", output("w0"), spends=[at("whole")])))
+    assert api.get(JOBS) == [], "nothing to do is no job"
     fed = [FIRST, *empty(FIRST, count + 1)]
     for each in fed[1:]:
-        asking.feed(each)
+        api.feed(each)
         if each["height"] > 2:
-            settled(asking, each["height"])
+            settled(api, each["height"])
     return fed
 
 
 @pytest.fixture(scope="module")
-def pruned() -> Iterator[Asked]:
+def pruned() -> Iterator[Api]:
     """A daemon whose pruner has done some cycles, one after each block but the first."""
-    with short_folder() as folder, asked(folder, **SOON) as asking:
-        feed_jobs(asking, 7)
-        yield asking
+    with short_folder() as folder, running_api(folder, **SOON) as api:
+        feed_jobs(api, 7)
+        yield api
 
 
-def test_jobs_are_listed_latest_first(pruned: Asked) -> None:
+def test_jobs_are_listed_latest_first(pruned: Api) -> None:
     jobs = pruned.get(JOBS)
     assert [job["height"] for job in jobs] == list(range(9, 2, -1))
     numbers = [job["number"] for job in jobs]
@@ -445,7 +441,7 @@ def test_jobs_are_listed_latest_first(pruned: Asked) -> None:
     assert any(job["counts"] and job["phase_seconds"] for job in jobs)
 
 
-def test_pages_of_jobs(pruned: Asked) -> None:
+def test_pages_of_jobs(pruned: Api) -> None:
     whole = pruned.get(JOBS)
     for count in (1, 3, 7):
         found = pruned.web.pages(JOBS, count, order=None)
@@ -462,18 +458,18 @@ def test_pages_of_jobs(pruned: Asked) -> None:
 
 
 def test_a_new_job_changes_the_tag_and_a_rollback_ends_a_cursor() -> None:
-    with short_folder() as folder, asked(folder, **SOON) as asking:
-        blocks = feed_jobs(asking, 4)
-        before = asking.ask(f"{JOBS}?count=2")
-        asking.feed(back_to(blocks[-2]))
-        failure(asking.ask(f"{JOBS}?cursor={before.headers['x-next-cursor']}"), 409, "cursor_gone")
-        asking.feed(block(blocks[-2], branch="other"), block(block(blocks[-2], branch="other")))
-        jobs = settled(asking, 7)
+    with short_folder() as folder, running_api(folder, **SOON) as api:
+        blocks = feed_jobs(api, 4)
+        before = api.ask(f"{JOBS}?count=2")
+        api.feed(back_to(blocks[-2]))
+        failure(api.ask(f"{JOBS}?cursor={before.headers['x-next-cursor']}"), 409, "cursor_gone")
+        api.feed(block(blocks[-2], branch="other"), block(block(blocks[-2], branch="other")))
+        jobs = settled(api, 7)
         assert jobs[0]["number"] > before.json()[0]["number"]
-        assert asking.ask(f"{JOBS}?count=2").headers["etag"] != before.headers["etag"]
+        assert api.ask(f"{JOBS}?count=2").headers["etag"] != before.headers["etag"]
 
 
 def test_a_daemon_that_does_not_prune() -> None:
-    with short_folder() as folder, asked(folder, pruner={"enabled": False}) as asking:
-        asking.feed(FIRST)
-        failure(asking.ask(JOBS), 503, "not_enabled", "pruner.enabled")
+    with short_folder() as folder, running_api(folder, pruner={"enabled": False}) as api:
+        api.feed(FIRST)
+        failure(api.ask(JOBS), 503, "not_enabled", "pruner.enabled")

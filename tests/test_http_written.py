@@ -63,14 +63,14 @@ def test_an_output_as_json_is_the_object_encoded(
     assert written.encode() == encode(renderer.utxo(txid, index, body, born))
 
 
-def asking(chain: Chain, room: int = 1 << 20) -> Query:
+def api(chain: Chain, room: int = 1 << 20) -> Query:
     return Query(chain.store, codec("cardano", "mainnet"), "cardano", room)
 
 
 def test_a_page_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = block(None, tx("a", *(output("ann", n) for n in range(5))), tx("b", output("bob")))
     with open_chain(tmp_path) as chain:
-        query, written = asking(chain), list[int]()
+        query, written = api(chain), list[int]()
         json = query.renderer.json
 
         def write(txid: bytes, index: int, address: bytes, value: int, body: Body | None, created: str) -> str:
@@ -110,7 +110,7 @@ def test_a_map_that_grows_ends_answers_that_take_turns(tmp_path: Path) -> None:
     with open_chain(tmp_path, map_size=1 << 20, max_map_size=1 << 26) as chain:
         first = block(None, tx("a", *(output(address(0, "ann", "x"), n) for n in range(3000))))
         feed(chain, first)
-        query = asking(chain)
+        query = api(chain)
         with pytest.raises(Torn), query.snapshot() as shot:
             for _ in shot.balance(shot.by_address(address(0, "ann", "x"))):
                 chain.store.disk.env.set_mapsize(1 << 24)
@@ -123,7 +123,7 @@ def test_answers_are_kept_until_the_store_moves(tmp_path: Path, monkeypatch: pyt
     first = block(None, tx("a", *(output("ann", n) for n in range(5))))
     with open_chain(tmp_path) as chain:
         feed(chain, first)
-        query = asking(chain)
+        query = api(chain)
         lists = Lists(query, "owner", lambda shot, text: shot.by_address(wallet(text)), Turns())
 
         def ask(query_string: bytes = b"") -> tuple[bytes, bytes]:

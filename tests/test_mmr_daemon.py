@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from corruption import harm
 from daemons import home, reason, utxod
-from questions import Asked, Web, asked, failure, short_folder
+from questions import Api, Web, failure, running_api, short_folder
 from scenarios import at, back_to, block, chain, digest, output, tx
 
 from handlers.proofs import Contradiction, MmrProof, check
@@ -29,20 +29,20 @@ POINT = ("height", "slot", "hash")
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Asked]:
+def service() -> Iterator[Api]:
     with (
         short_folder() as folder,
-        asked(folder, utxo={"store": "mmr", "prune_depth": 2, "rollback_window": 2}) as asking,
+        running_api(folder, utxo={"store": "mmr", "prune_depth": 2, "rollback_window": 2}) as api,
     ):
-        asking.feed(FIRST, SECOND, *chain(1, SECOND, branch="gone"), back_to(SECOND))
-        yield asking
+        api.feed(FIRST, SECOND, *chain(1, SECOND, branch="gone"), back_to(SECOND))
+        yield api
 
 
 def proof_path(name: str, index: int = 0) -> str:
     return PROOF.format(digest("tx", name).hex(), index)
 
 
-def test_roots_move_with_the_chain_and_back(service: Asked) -> None:
+def test_roots_move_with_the_chain_and_back(service: Api) -> None:
     before = service.ask(ROOT)
     root = before.json()
     assert root["leaves"] == 40 + 2 + 1 + 2
@@ -58,7 +58,7 @@ def test_roots_move_with_the_chain_and_back(service: Asked) -> None:
     assert service.get(ROOT) == root
 
 
-def test_a_proof_is_checked_without_a_store(service: Asked, tmp_path: Path) -> None:
+def test_a_proof_is_checked_without_a_store(service: Api, tmp_path: Path) -> None:
     root = service.get(ROOT)["root"]
     for name, index, unspent in (("many", 7, True), ("spend", 1, True), ("failed", 1, True), ("many", 0, False)):
         answer = service.ask(proof_path(name, index))
@@ -77,7 +77,7 @@ def test_a_proof_is_checked_without_a_store(service: Asked, tmp_path: Path) -> N
     assert not born_and_spent["unspent"]
 
 
-def test_the_step_that_fails_is_named(service: Asked, tmp_path: Path) -> None:
+def test_the_step_that_fails_is_named(service: Api, tmp_path: Path) -> None:
     proof, file = service.get(proof_path("many", 7)), tmp_path / "proof"
     other = service.get(proof_path("many", 8))
     wrong = {
@@ -125,7 +125,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     assert b"64 hex digits" in utxod("verify-proof", "-", "--root", "abc").stderr
 
 
-def test_any_single_changed_byte_is_detected(service: Asked) -> None:
+def test_any_single_changed_byte_is_detected(service: Api) -> None:
     """But for the block, which is not in the hash: it comes with the root from a trusted source."""
     raw = service.ask(proof_path("many", 7)).content
     proof = json.loads(raw)
@@ -144,7 +144,7 @@ def test_any_single_changed_byte_is_detected(service: Asked) -> None:
     assert set(accepted) <= free and len(raw) > 1000
 
 
-def test_wrong_requests(service: Asked) -> None:
+def test_wrong_requests(service: Api) -> None:
     for path, status, code, *named in (
         (PROOF.format("ab", 0), 400, "bad_parameter", "tx_hash"),
         (PROOF.format("ab" * 32, "x"), 400, "bad_parameter", "index"),
@@ -154,7 +154,7 @@ def test_wrong_requests(service: Asked) -> None:
         failure(service.ask(path), status, code, *named)
 
 
-def test_status_and_metrics_have_the_root(service: Asked) -> None:
+def test_status_and_metrics_have_the_root(service: Api) -> None:
     root, status = service.get(ROOT), service.get("/api/v1/status")["utxo"]
     assert (status["store"], status["mmr"]) == ("mmr", root)
     printed = service.daemon.status()
@@ -169,7 +169,7 @@ def test_pruned_outputs_have_no_proof() -> None:
     """Its row and its nodes go, the proofs of its neighbours stay."""
     with (
         short_folder() as folder,
-        asked(folder, utxo={"store": "mmr", "prune_depth": 2, "rollback_window": 2}) as service,
+        running_api(folder, utxo={"store": "mmr", "prune_depth": 2, "rollback_window": 2}) as service,
     ):
         service.feed(FIRST, SECOND, *chain(6, SECOND))
         service.daemon.term()

@@ -52,8 +52,8 @@ def chain(blocks: int) -> list[Message]:
     return [{name: value for name, value in message.items() if name != "seq"} for message in plain]
 
 
-class Seen:
-    """A daemon that is fed, and the window that looks at it."""
+class FedPage:
+    """A daemon that is fed, and a window with its page."""
 
     def __init__(self, port: int, client: Client, window: Browser) -> None:
         self.port, self.window = port, window
@@ -100,14 +100,14 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def fed(tmp_path_factory: pytest.TempPathFactory, window: Browser) -> Iterator[Seen]:
+def fed(tmp_path_factory: pytest.TempPathFactory, window: Browser) -> Iterator[FedPage]:
     port = free_port()
     utxo = {"prune_depth": 4, "rollback_window": 8, "prune_batch_size": 100_000}
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("pages")
         daemon = stack.enter_context(running(folder, http=at(port), chain={"network": MARKUP}, utxo=utxo))
         get(port, "/health/live")
-        seen = Seen(port, stack.enter_context(daemon.client()), window)
+        seen = FedPage(port, stack.enter_context(daemon.client()), window)
         seen.feed(50)  # with the fork of three blocks in it
         yield seen
 
@@ -157,7 +157,7 @@ def ada(lovelace: int) -> str:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_page_shows_the_status(fed: Seen, width: int) -> None:
+def test_the_page_shows_the_status(fed: FedPage, width: int) -> None:
     window, status = fed.look("/", width), fed.status()
     shows_tip(window, status["tip"])
     until(lambda: window.text("#state-name") == "Ready")
@@ -174,7 +174,7 @@ def fed_slot(status: Any) -> int:
     return int(status["utxo"]["rollback_floor"]["slot"])
 
 
-def test_it_follows_the_chain(fed: Seen) -> None:
+def test_it_follows_the_chain(fed: FedPage) -> None:
     window = fed.look("/", WIDTHS[-1])
     shows_tip(window, fed.status()["tip"])
     block = fed.feed(2)
@@ -188,7 +188,7 @@ def test_it_follows_the_chain(fed: Seen) -> None:
     assert fits(window)
 
 
-def test_it_shows_a_rollback(fed: Seen) -> None:
+def test_it_shows_a_rollback(fed: FedPage) -> None:
     window = fed.look("/", WIDTHS[-1])
     until(lambda: window.texts("#other-rows li"))
     assert any("Rolled back 3 blocks: 42 → 39" in text for text in window.texts("#other-rows li"))
@@ -271,7 +271,7 @@ def test_recent_blocks_keep_up_with_the_tip(tmp_path: Path, window: Browser) -> 
         assert len(seen) > 2
 
 
-def test_an_address_is_found_page_by_page(fed: Seen) -> None:
+def test_an_address_is_found_page_by_page(fed: FedPage) -> None:
     window = fed.look("/", WIDTHS[-1])
     _, _, (one,) = get(fed.port, f"/api/v1/addresses/{RICH}/utxos?count=1")
     fed.search(one["owner_addr"])
@@ -292,7 +292,7 @@ def test_an_address_is_found_page_by_page(fed: Seen) -> None:
     assert fits(window)
 
 
-def test_outputs_and_transactions_are_found(fed: Seen) -> None:
+def test_outputs_and_transactions_are_found(fed: FedPage) -> None:
     window, made = fed.look("/", WIDTHS[-1]), fed.feed(1)["txs"][-1]
     fed.search(f"{made['txid']}#0")
     until(lambda: window.shown("#found-body li"))
@@ -319,7 +319,7 @@ def test_outputs_and_transactions_are_found(fed: Seen) -> None:
     assert fits(window)
 
 
-def test_a_transaction_that_waits_is_found(fed: Seen) -> None:
+def test_a_transaction_that_waits_is_found(fed: FedPage) -> None:
     window, waits = fed.look("/", WIDTHS[-1]), "77" * 32
     paid = {"txid": waits, "inputs": [], "outputs": [{"address": RICH, "value": 1}] * 2}
     assert statuses(fed._client.feed([{"type": "TxSubmitted", "tx": paid, "locked": True}])) == ["accepted"]
@@ -332,7 +332,7 @@ def test_a_transaction_that_waits_is_found(fed: Seen) -> None:
     assert fits(window)
 
 
-def test_the_page_shows_what_was_not_found(fed: Seen) -> None:
+def test_the_page_shows_what_was_not_found(fed: FedPage) -> None:
     window = fed.look("/", WIDTHS[-1])
     _, _, failure = get(fed.port, "/api/v1/addresses/addr1xyz/utxos")
     fed.search("addr1xyz")
@@ -389,7 +389,7 @@ def give_token(window: Browser, daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_docs_list_every_route(fed: Seen, width: int) -> None:
+def test_the_docs_list_every_route(fed: FedPage, width: int) -> None:
     window, (_, _, contract) = fed.look("/docs", width), get(fed.port, "/openapi.json")
     until(lambda: window.texts(".route h3"))
     assert window.texts(".route h3") == [f"GET{path}" for path in contract["paths"]]
@@ -411,7 +411,7 @@ def test_the_docs_list_every_route(fed: Seen, width: int) -> None:
     assert shown == sum("balance" in path for path in contract["paths"])
 
 
-def test_the_docs_try_a_route(fed: Seen) -> None:
+def test_the_docs_try_a_route(fed: FedPage) -> None:
     window = fed.look("/docs", WIDTHS[-1])
     route = '.route[data-path="/api/v1/addresses/{address}/utxos"]'
     until(lambda: window.shown(route))
@@ -436,7 +436,7 @@ def test_the_docs_try_a_route(fed: Seen) -> None:
     assert fits(window)
 
 
-def test_a_page_may_load_and_run_nothing_else(fed: Seen) -> None:
+def test_a_page_may_load_and_run_nothing_else(fed: FedPage) -> None:
     for path, page in (("/", pages.operator()), ("/docs", pages.docs())):
         status, headers, body = get(fed.port, path)
         assert (status, body) == (200, page)

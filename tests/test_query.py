@@ -59,12 +59,12 @@ def keys() -> list[tuple[str, bytes]]:
     ]
 
 
-def asking(chain: Chain) -> Query:
+def query_of(chain: Chain) -> Query:
     return Query(chain.store, CODEC, "cardano", 20_000)
 
 
-class Told:
-    """What the model says of its durable chain."""
+class Expected:
+    """The answers that the model expects of its durable chain."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.coins = model, model.stored.coins
@@ -82,7 +82,7 @@ class Told:
         return cbor2.loads(leaf(*held, self.model.moments[held[1].place[0]]))
 
 
-def lists(shot: Snapshot, told: Told, rng: Random, *, numbered: bool = True) -> int:
+def lists(shot: Snapshot, told: Expected, rng: Random, *, numbered: bool = True) -> int:
     """Compare every list, by cursor, by page number and of an asset, and its sum; return how many outputs they had."""
     assets, seen = [policy + bytes(length) for policy in POLICIES for length in range(3)], 0
     for index, key in keys():
@@ -141,7 +141,7 @@ def fates(model: Model) -> dict[OutPoint, Fate]:
     return found
 
 
-def single(shot: Snapshot, told: Told) -> int:
+def single(shot: Snapshot, told: Expected) -> int:
     """Compare every output that was ever created; return how many spent ones are still answered for."""
     model, spent, by_tx = told.model, 0, dict[bytes, int]()
     for point, (coin, spender, ordinal) in fates(model).items():
@@ -170,7 +170,7 @@ def compare(query: Query, model: Model, seed: int, *, numbered: bool = True) -> 
     with query.snapshot() as shot:
         assert shot.state.tip == model.committed
         assert (shot.tip(), shot.state.unspent) == (model.stored.point, len(model.stored.coins))
-        told = Told(model)
+        told = Expected(model)
         return lists(shot, told, Random(seed), numbered=numbered), single(shot, told)
 
 
@@ -200,7 +200,7 @@ def test_answers_are_those_of_the_model(tmp_path: Path, seed: int, windows: Opti
         genesis = random_genesis(rng)
         chain.seed(genesis)
         model.seed(genesis)
-        query = asking(chain)  # what it keeps has to stay true
+        query = query_of(chain)  # what it keeps has to stay true
 
         def pages(shot: Snapshot) -> list[bytes]:
             walks = [shot.walk(shot.by_address(owner), order, None) for owner in ADDRESSES for order in ORDERS]
@@ -244,7 +244,7 @@ def test_answers_after_blocks_far_below_the_tip(tmp_path: Path) -> None:
             for each in some:
                 model.apply(each)
             model.commit()
-            listed, spent = compare(asking(chain), model, model.committed)
+            listed, spent = compare(query_of(chain), model, model.committed)
             assert model.committed > 30 or spent == 0
             total += listed
     assert total > 100 and spent > 0
@@ -260,7 +260,7 @@ def test_keys_that_share_a_prefix_are_distinguished(tmp_path: Path, monkeypatch:
             for each in some:
                 model.apply(each)
         model.commit()
-        listed, spent = compare(asking(chain), model, 3, numbered=False)
+        listed, spent = compare(query_of(chain), model, 3, numbered=False)
         assert listed > 20 and spent > 10
 
 
@@ -279,10 +279,10 @@ def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
             model.apply(each)
         model.commit()
         for chain in (one, other):  # those that hold an asset are found by its policy, and by itself
-            with asking(chain).snapshot() as shot:
-                assert lists(shot, Told(model), Random(1)) > 100
+            with query_of(chain).snapshot() as shot:
+                assert lists(shot, Expected(model), Random(1)) > 100
             feed(chain, block(told[-1], tx("derived", derived)))
-        with asking(one).snapshot() as few, asking(other).snapshot() as shot:
+        with query_of(one).snapshot() as few, query_of(other).snapshot() as shot:
             wanted: dict[tuple[str, bytes], set[tuple[str, int]]] = {}
             for owner in ADDRESSES:
                 for utxo in few.page(few.by_address(owner), 1000, "asc", 1, None).utxos:
@@ -349,7 +349,7 @@ class Reads:
 def test_a_page_reads_its_outputs_only(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     """The first one looks at one or two parts of the index; a later one by number passes over the parts before it."""
     values, last = LIVE if order == "asc" else LIVE[::-1], len(LIVE) // 25
-    with asking(crowd).snapshot() as shot:
+    with query_of(crowd).snapshot() as shot:
         reads = Reads(shot, monkeypatch)
         for page in (1, 2, 100, last, last + 1, last + 2, 1 << 32):
             found = shot.page(shot.by_address(wallet("ann")), 25, order, page, None)
@@ -364,7 +364,7 @@ def test_a_cursor_continues_over_dead_entries(crowd: Chain, monkeypatch: pytest.
     """The stretch in the middle is passed over by its bits, with turns for others, and nothing of it is read."""
     values = LIVE if order == "asc" else LIVE[::-1]
     monkeypatch.setattr("handlers.walk._PARTS", 2)
-    with asking(crowd).snapshot() as shot:
+    with query_of(crowd).snapshot() as shot:
         where = shot.by_address(wallet("ann"))
         middle = len(LIVE) // 2
         walk = shot.walk(where, order, None)
@@ -385,7 +385,7 @@ def test_a_cursor_continues_over_dead_entries(crowd: Chain, monkeypatch: pytest.
 @pytest.mark.parametrize("order", ORDERS)
 def test_dead_entries_are_scanned_once(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     """Another query, in any order and from any place, passes over them with one look at the index."""
-    query, middle = asking(crowd), len(LIVE) // 2
+    query, middle = query_of(crowd), len(LIVE) // 2
 
     def pages() -> list[int]:
         with query.snapshot() as shot:
@@ -411,7 +411,7 @@ def test_a_cursor_above_every_output_hides_none_that_comes(tmp_path: Path) -> No
     spend = block(first, tx("b", output("bob"), spends=[(first.txs[0].txid, n) for n in range(2000)]))
     with open_chain(tmp_path) as chain:
         feed(chain, first, spend)
-        query = asking(chain)
+        query = query_of(chain)
         with query.snapshot() as shot:
             listed = shot.by_address(where)
             cursor = shot.cut(PLACE.pack(HIGHEST), listed[1], "desc")
@@ -435,7 +435,7 @@ def test_outputs_that_a_rollback_restores_are_found_again(tmp_path: Path) -> Non
 
     with open_chain(tmp_path) as chain:
         feed(chain, first)
-        query = asking(chain)
+        query = query_of(chain)
         with query.snapshot() as older:
             feed(chain, spend)
             for _ in range(2):
@@ -458,10 +458,10 @@ def test_a_cursor_of_another_list_or_branch_is_refused(tmp_path: Path) -> None:
     place, first = bytes(PLACE.size), block(None)
     second = block(first)
     with open_chain(tmp_path) as chain:
-        with asking(chain).snapshot() as shot:
+        with query_of(chain).snapshot() as shot:
             empty = shot.cut(place, b"key", "asc")
         feed(chain, first, second)
-        with asking(chain).snapshot() as shot:
+        with query_of(chain).snapshot() as shot:
             cursor = shot.cut(place, b"key", "desc")
             assert shot.read_cut(empty, b"key", "asc") == shot.read_cut(cursor, b"key", "desc") == place
             for wrong in (cursor, shot.cut(place, b"other", "asc"), shot.cut(place[1:], b"other", "desc"), "x"):
@@ -471,11 +471,11 @@ def test_a_cursor_of_another_list_or_branch_is_refused(tmp_path: Path) -> None:
         for following in (None, block(first, salt="other")):
             if following is not None:
                 feed(chain, following)
-            with asking(chain).snapshot() as shot, pytest.raises(CursorGone):
+            with query_of(chain).snapshot() as shot, pytest.raises(CursorGone):
                 shot.read_cut(cursor, b"key", "desc")
         chain.rollback(back_to(first))
         feed(chain, second)
-        with asking(chain).snapshot() as shot:
+        with query_of(chain).snapshot() as shot:
             assert shot.read_cut(cursor, b"key", "desc") == place
 
 
@@ -486,10 +486,10 @@ def test_a_cursor_is_exact_while_the_chain_grows(tmp_path: Path, order: Order) -
     spends = [(first.txs[0].txid, n) for n in gone]
     with open_chain(tmp_path) as chain:
         feed(chain, first)
-        with asking(chain).snapshot() as shot:
+        with query_of(chain).snapshot() as shot:
             page = shot.page(shot.by_address(where), 5, order, 1, None)
         feed(chain, block(first, tx("b", output(where, 99), spends=spends)))
-        with asking(chain).snapshot() as shot:
+        with query_of(chain).snapshot() as shot:
             rest = shot.page(shot.by_address(where), 50, order, 1, page.next_cursor)
     values = [[utxo.lovelace_amount for utxo in found.utxos] for found in (page, rest)]
     if order == "asc":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from daemons import PATIENCE_S, Client, Message, utxod
-from questions import Asked, asked, short_folder
+from questions import Api, running_api, short_folder
 from scenarios import address, at, back_to, block, digest, output, tx
 from stores import ALL_TABLES, OnDisk
 from tx_messages import done, submit
@@ -29,16 +29,16 @@ GOLD = {"assets": [[POLICY, NAME, 5]]}
 
 
 @pytest.fixture
-def asking() -> Iterator[Asked]:
+def api() -> Iterator[Api]:
     """Give a daemon whose store is sound at the end."""
-    with short_folder() as folder, asked(folder, **TABLES) as asking:
-        yield asking
-        asking.daemon.assert_sound()
+    with short_folder() as folder, running_api(folder, **TABLES) as api:
+        yield api
+        api.daemon.assert_sound()
 
 
 @pytest.fixture
-def client(asking: Asked) -> Iterator[Client]:
-    with asking.daemon.client() as client:
+def client(api: Api) -> Iterator[Client]:
+    with api.daemon.client() as client:
         yield client
 
 
@@ -66,26 +66,26 @@ def row(outpoint: list[Any], given: int | None = None) -> Row:
     return outpoint[0].hex(), outpoint[1], given
 
 
-def held(asking: Asked, where: str, *, more: str = "") -> list[Row]:
+def held(api: Api, where: str, *, more: str = "") -> list[Row]:
     """Return what a list has; both orders, pages of one, the balance and CBOR say the same."""
-    found = asking.get(f"{where}/utxos?count=100{more}")
+    found = api.get(f"{where}/utxos?count=100{more}")
     rows = [(utxo["tx_hash"], utxo["output_index"], utxo.get("reassigned_at")) for utxo in found]
     for order in ("asc", "desc"):
-        assert one_by_one(asking, f"{where}/utxos?count=1&order={order}{more}") == found[:: 1 if order == "asc" else -1]
+        assert one_by_one(api, f"{where}/utxos?count=1&order={order}{more}") == found[:: 1 if order == "asc" else -1]
     if not more and not where.startswith("/api/v1/policies"):
-        balance = asking.get(f"{where}/balance")
+        balance = api.get(f"{where}/balance")
         assert balance["utxo_count"] == len(rows)
         assert balance["lovelace_amount"] == sum(utxo["lovelace_amount"] for utxo in found)
     if where.startswith("/api/v1/addresses"):
-        assert {utxo["owner_addr"] for utxo in found} <= {owner_of(asking, where)}
+        assert {utxo["owner_addr"] for utxo in found} <= {owner_of(api, where)}
     return rows
 
 
-def one_by_one(asking: Asked, path: str) -> list[Any]:
+def one_by_one(api: Api, path: str) -> list[Any]:
     """Return a list of pages of one."""
     found, cursor = [], ""
     while True:
-        answer = asking.ask(path + cursor)
+        answer = api.ask(path + cursor)
         assert answer.status_code == 200, answer.text
         found += answer.json()
         if "x-next-cursor" not in answer.headers:
@@ -93,15 +93,15 @@ def one_by_one(asking: Asked, path: str) -> list[Any]:
         cursor = f"&cursor={answer.headers['x-next-cursor']}"
 
 
-def owner_of(asking: Asked, where: str) -> str:
+def owner_of(api: Api, where: str) -> str:
     from handlers.addresses import codec
 
     return codec("cardano", "mainnet").write(bytes.fromhex(where.rsplit("/", 1)[1]))
 
 
-def single(asking: Asked, outpoint: list[Any]) -> tuple[str, int | None]:
+def single(api: Api, outpoint: list[Any]) -> tuple[str, int | None]:
     """Return the payment credential of an output's owner, and when it was given to them."""
-    found = asking.get(f"/api/v1/utxos/{outpoint[0].hex()}/{outpoint[1]}")
+    found = api.get(f"/api/v1/utxos/{outpoint[0].hex()}/{outpoint[1]}")
     return found["owner_payment_credential"], found.get("reassigned_at")
 
 
@@ -109,17 +109,17 @@ def owner(name: str, given: int | None = None) -> tuple[str, int | None]:
     return digest("credential", name, size=28).hex(), given
 
 
-def moves(asking: Asked, outpoint: list[Any]) -> Moves | None:
-    with Disk(asking.daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
+def moves(api: Api, outpoint: list[Any]) -> Moves | None:
+    with Disk(api.daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
         return ReassignedStore(disk).find(txn, *outpoint)
 
 
-def record(asking: Asked, name: str) -> Record | None:
-    with Disk(asking.daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
+def record(api: Api, name: str) -> Record | None:
+    with Disk(api.daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
         return OnDisk(disk).record(txn, digest("tx", name))
 
 
-def test_it_is_the_new_owner_s_from_its_height_on(asking: Asked, client: Client) -> None:
+def test_it_is_the_new_owner_s_from_its_height_on(api: Api, client: Client) -> None:
     """To the block; before, and again after a rollback below, it is the old owner's."""
     outputs = [output("ann", 10), output("ann", 11), output("bob", 12)]
     one = block(None, tx("p", *outputs), tx("q", output("bob", 13)))
@@ -131,32 +131,32 @@ def test_it_is_the_new_owner_s_from_its_height_on(asking: Asked, client: Client)
     for tip, said in ((one, before), (two, before), (three, after)):
         if tip is not one:
             done(client, tip)
-        assert {name: held(asking, of(name)) for name in said} == said, tip["height"]
+        assert {name: held(api, of(name)) for name in said} == said, tip["height"]
         whose = owner("bob", 1) if said is after else owner("ann")
-        assert single(asking, at("p", 1)) == whose
+        assert single(api, at("p", 1)) == whose
         for name in said:
             credential = f"/api/v1/credentials/{digest('credential', name, size=28).hex()}"
-            assert held(asking, credential) == said[name]
-    text = asking.daemon.run("query", "address", address("bob").hex(), "--json").stdout.decode()
+            assert held(api, credential) == said[name]
+    text = api.daemon.run("query", "address", address("bob").hex(), "--json").stdout.decode()
     assert '"reassigned_at": 1' in text or '"reassigned_at":1' in text
-    assert asking.daemon.run("query", "utxo", at("p", 1)[0].hex(), "1").stdout.decode().count("reassigned_at") == 1
+    assert api.daemon.run("query", "utxo", at("p", 1)[0].hex(), "1").stdout.decode().count("reassigned_at") == 1
     done(client, back_to(two))
-    assert {name: held(asking, of(name)) for name in before} == before
+    assert {name: held(api, of(name)) for name in before} == before
     done(client, back_to("origin"), one, two, three)
-    assert {name: held(asking, of(name)) for name in after} == after
+    assert {name: held(api, of(name)) for name in after} == after
 
 
 @pytest.mark.parametrize("index", ["asset", "policy", None])
 def test_what_outputs_hold(index: str | None) -> None:
     """A list by policy shows the new owner; a filter by asset, with an index or without, finds it under the new one."""
     indexes: Message = {"stake_credential": True, "policy": index == "policy", "asset": index == "asset"}
-    with short_folder() as folder, asked(folder, **TABLES | {"utxo": {"index": indexes}}) as asking:
-        with asking.daemon.client() as client:
-            what_outputs_hold(asking, client, by_policy=index == "policy")
-        asking.daemon.assert_sound()
+    with short_folder() as folder, running_api(folder, **TABLES | {"utxo": {"index": indexes}}) as api:
+        with api.daemon.client() as client:
+            what_outputs_hold(api, client, by_policy=index == "policy")
+        api.daemon.assert_sound()
 
 
-def what_outputs_hold(asking: Asked, client: Client, *, by_policy: bool) -> None:
+def what_outputs_hold(api: Api, client: Client, *, by_policy: bool) -> None:
     old, new = staked("ann", "north"), staked("heir", "south")
     given = {"address": old, "value": 9} | GOLD
     one = block(None, tx("p", given, output("x", 1)), tx("q", {"address": new, "value": 4} | GOLD))
@@ -164,18 +164,18 @@ def what_outputs_hold(asking: Asked, client: Client, *, by_policy: bool) -> None
     unit = (POLICY + NAME).hex()
     both = [row(at("p"), 1), row(at("q"))]
     if by_policy:
-        assert held(asking, f"/api/v1/policies/{POLICY.hex()}") == both
-    assert held(asking, of(new), more=f"&asset={unit}") == both
-    assert held(asking, of(old), more=f"&asset={unit}") == []
+        assert held(api, f"/api/v1/policies/{POLICY.hex()}") == both
+    assert held(api, of(new), more=f"&asset={unit}") == both
+    assert held(api, of(old), more=f"&asset={unit}") == []
     stakes = [f"/api/v1/stakes/{digest('stake', name, size=28).hex()}" for name in ("north", "south")]
-    assert [held(asking, stake) for stake in stakes] == [[], both]
-    balance = asking.get(f"{of(new)}/balance")
+    assert [held(api, stake) for stake in stakes] == [[], both]
+    balance = api.get(f"{of(new)}/balance")
     assert [each["quantity"] for each in balance["amounts"]] == ["13", "10"]
-    [created, *_] = asking.get("/api/v1/blocks/1/delta")["created"]
+    [created, *_] = api.get("/api/v1/blocks/1/delta")["created"]
     assert created["utxo"]["owner_payment_credential"] == owner("ann")[0] and "reassigned_at" not in created["utxo"]
 
 
-def test_a_page_that_was_written_before_is_not_given_again(asking: Asked, client: Client) -> None:
+def test_a_page_that_was_written_before_is_not_given_again(api: Api, client: Client) -> None:
     """The same outputs in the same order, once as the old owner's, once as the new one's."""
     one = block(None, tx("p", {"address": address("ann"), "value": 9} | GOLD))
     two, three = block(one), block(block(one))
@@ -185,12 +185,12 @@ def test_a_page_that_was_written_before_is_not_given_again(asking: Asked, client
         if tip is three:
             done(client, three)
         for _ in range(2):
-            [found] = asking.get(f"{where}/utxos")
+            [found] = api.get(f"{where}/utxos")
             assert (found["owner_payment_credential"], found.get("reassigned_at")) == whose
-    assert [held(asking, of(name)) for name in ("ann", "heir")] == [[], [row(at("p"), 1)]]
+    assert [held(api, of(name)) for name in ("ann", "heir")] == [[], [row(at("p"), 1)]]
 
 
-def test_given_on_and_back(asking: Asked, client: Client) -> None:
+def test_given_on_and_back(api: Api, client: Client) -> None:
     """It may be frozen again, before or after the first height; to the same credential; and back to who had it."""
     one = block(None, tx("p", output("ann", 1), output("ann", 2)))
     blocks = [one]
@@ -199,46 +199,46 @@ def test_given_on_and_back(asking: Asked, client: Client) -> None:
     heir = b"\x71" + address("ann")[1:]  # another address with the same credential
     done(client, one, *give(at("p"), address("bob")), *give(at("p", 1), heir), blocks[1])
     done(client, *give(at("p"), address("cid")), blocks[2])
-    assert single(asking, at("p")) == owner("bob", 1) and held(asking, of("bob")) == [row(at("p"), 1)]
+    assert single(api, at("p")) == owner("bob", 1) and held(api, of("bob")) == [row(at("p"), 1)]
     same = f"/api/v1/credentials/{owner('ann')[0]}"
-    assert held(asking, same) == [row(at("p", 1), 1)] == held(asking, of(heir)) and held(asking, of("ann")) == []
+    assert held(api, same) == [row(at("p", 1), 1)] == held(api, of(heir)) and held(api, of("ann")) == []
     done(client, blocks[3])
-    assert [held(asking, of(name)) for name in ("ann", "bob", "cid")] == [[], [], [row(at("p"), 2)]]
+    assert [held(api, of(name)) for name in ("ann", "bob", "cid")] == [[], [], [row(at("p"), 2)]]
     done(client, *give(at("p"), address("ann")), blocks[4], blocks[5])
-    assert [held(asking, of(name)) for name in ("ann", "bob", "cid")] == [[row(at("p"), 4)], [], []]
-    found = asking.get(f"/api/v1/txs/{digest('tx', 'p').hex()}")["reassignments"]
+    assert [held(api, of(name)) for name in ("ann", "bob", "cid")] == [[row(at("p"), 4)], [], []]
+    found = api.get(f"/api/v1/txs/{digest('tx', 'p').hex()}")["reassignments"]
     assert sorted((each["output_index"], each["height"], each["spendable_in"]) for each in found) == [
         *((0, 1, 3), (0, 2, 4), (0, 4, 6), (1, 1, 3))
     ]
 
 
-def test_what_no_block_has_yet(asking: Asked, client: Client) -> None:
+def test_what_no_block_has_yet(api: Api, client: Client) -> None:
     """A transaction that waits, small and large: its block tells who the first owner was."""
     one = block(None)
     small = tx("small", output("ann", 3))
     large = tx("large", *(output(name, n + 1) for n, name in enumerate(["x", "x", "x", "ann", "x"])))
     done(client, one, submit(small), submit(large))
     done(client, *give(at("small"), address("bob")), *give(at("large", 3), address("bob")))
-    assert held(asking, of("bob")) == [] and moves(asking, at("large", 3)) is not None
+    assert held(api, of("bob")) == [] and moves(api, at("large", 3)) is not None
     two = block(one, small, large)
     done(client, two)
-    assert [held(asking, of(name)) for name in ("ann", "bob")] == [[row(at("small")), row(at("large", 3))], []]
-    asking.daemon.assert_sound()
+    assert [held(api, of(name)) for name in ("ann", "bob")] == [[row(at("small")), row(at("large", 3))], []]
+    api.daemon.assert_sound()
     three = block(two)
     done(client, three)
     given = [row(at("small"), 1), row(at("large", 3), 1)]
-    assert [held(asking, of(name)) for name in ("ann", "bob")] == [[], given]
+    assert [held(api, of(name)) for name in ("ann", "bob")] == [[], given]
     done(client, back_to(one))
-    assert [held(asking, of(name)) for name in ("ann", "bob")] == [[], []]
-    asking.daemon.assert_sound()
+    assert [held(api, of(name)) for name in ("ann", "bob")] == [[], []]
+    api.daemon.assert_sound()
     done(client, block(one, large, branch="x"), block(block(one, large, branch="x"), small, branch="x"))
-    assert [held(asking, of(name)) for name in ("ann", "bob")] == [[], [row(at("large", 3), 1), row(at("small"), 1)]]
+    assert [held(api, of(name)) for name in ("ann", "bob")] == [[], [row(at("large", 3), 1), row(at("small"), 1)]]
 
 
-def pruned(asking: Asked, client: Client, name: str, tip: Message) -> Message:
+def pruned(api: Api, client: Client, name: str, tip: Message) -> Message:
     """Apply blocks until a record is gone; return the last one."""
     until = monotonic() + PATIENCE_S
-    while record(asking, name) is not None:
+    while record(api, name) is not None:
         assert monotonic() < until
         tip = block(tip)
         done(client, tip)
@@ -247,7 +247,7 @@ def pruned(asking: Asked, client: Client, name: str, tip: Message) -> Message:
 
 
 @pytest.mark.parametrize("size", [2, PAGE + 2])
-def test_a_block_that_spends_it_ends_it(asking: Asked, client: Client, size: int) -> None:
+def test_a_block_that_spends_it_ends_it(api: Api, client: Client, size: int) -> None:
     """The record may be deleted from then on, a rollback takes that back, and the new owner is who spent it."""
     one = block(None)
     made = tx("p", *(output("ann", n + 1) for n in range(size)))
@@ -258,26 +258,26 @@ def test_a_block_that_spends_it_ends_it(asking: Asked, client: Client, size: int
     done(client, two, three)
     claim = tx("c", output("x"), spends=spends)
     done(client, submit(claim))
-    kept = record(asking, "p")
+    kept = record(api, "p")
     assert kept is not None and kept.delete_at is None  # no block has spent it yet
     four = block(three, claim)
     done(client, four)
-    kept = record(asking, "p")
+    kept = record(api, "p")
     assert kept is not None and kept.delete_at == 4 + 2
-    assert single(asking, at("p", size - 1)) == owner("bob", 1) and held(asking, of("bob")) == []
-    asking.daemon.assert_sound()
+    assert single(api, at("p", size - 1)) == owner("bob", 1) and held(api, of("bob")) == []
+    api.daemon.assert_sound()
     done(client, back_to(three))
-    kept = record(asking, "p")
+    kept = record(api, "p")
     assert kept is not None and kept.delete_at is None
-    assert held(asking, of("bob")) == [row(at("p", size - 1), 1)]
-    asking.daemon.assert_sound()
+    assert held(api, of("bob")) == [row(at("p", size - 1), 1)]
+    api.daemon.assert_sound()
     thief = tx("t", output("x"), spends=spends[:-1])
     done(client, block(three, thief, branch="x"))
-    asking.daemon.assert_sound()
-    assert held(asking, of("bob")) == [row(at("p", size - 1), 1)]
+    api.daemon.assert_sound()
+    assert held(api, of("bob")) == [row(at("p", size - 1), 1)]
 
 
-def test_a_block_that_comes_before_the_new_owner(asking: Asked, client: Client) -> None:
+def test_a_block_that_comes_before_the_new_owner(api: Api, client: Client) -> None:
     """Nobody else can spend the output then; the chain can, and the old owner did."""
     one = block(None, tx("p", output("ann", 1)), tx("q", output("ann", 2)))
     spend = tx("c", output("x"), spends=[at("p")])
@@ -287,36 +287,36 @@ def test_a_block_that_comes_before_the_new_owner(asking: Asked, client: Client) 
     two = block(one, spend)
     three = block(two)
     done(client, two, three, block(three))
-    assert single(asking, at("p")) == owner("ann")
-    assert held(asking, of("bob")) == [row(at("q"), 1)] and held(asking, of("ann")) == []
-    asking.daemon.assert_sound()
+    assert single(api, at("p")) == owner("ann")
+    assert held(api, of("bob")) == [row(at("q"), 1)] and held(api, of("ann")) == []
+    api.daemon.assert_sound()
     done(client, submit(tx("d", output("x"), spends=[at("q")])))
 
 
 def test_what_the_chain_commits_to_stays() -> None:
     """The leaf of an MMR store has the first owner; a record in CBOR has the new one, and since when."""
     tables: Message = TABLES | {"utxo": {"store": "mmr"}}
-    with short_folder() as folder, asked(folder, **tables) as asking, asking.daemon.client() as client:
+    with short_folder() as folder, running_api(folder, **tables) as api, api.daemon.client() as client:
         one = block(None, tx("p", output("ann", 1)))
         done(client, one, *give(at("p"), address("bob")), block(one), block(block(one)))
         where = f"{at('p')[0].hex()}/0"
-        proof = asking.ask(f"/api/v1/mmr/proof/{where}")
+        proof = api.ask(f"/api/v1/mmr/proof/{where}")
         assert address("ann") in bytes.fromhex(proof.json()["data"])
         (folder / "proof").write_bytes(proof.content)
-        root = asking.get("/api/v1/mmr/root")["root"]
+        root = api.get("/api/v1/mmr/root")["root"]
         checked = utxod("verify-proof", folder / "proof", "--root", root)
         assert checked.returncode == 0, checked.stderr
         cbor = {"Accept": "application/cbor"}
         for path in (f"/api/v1/utxos/{where}", f"{of('bob')}/utxos"):
-            raw = asking.ask(path, **cbor).content
+            raw = api.ask(path, **cbor).content
             assert address("bob") in raw and address("ann") not in raw and raw.endswith(b"\x10\x01")
-        asking.daemon.assert_sound()
+        api.daemon.assert_sound()
 
 
 def test_the_record_is_deleted_when_no_rollback_can_restore_the_output() -> None:
     """Nothing of it is left then; before, a rollback finds the new owner again."""
     tables: Message = TABLES | {"utxo": {"prune_depth": 1, "rollback_window": 6}}
-    with short_folder() as folder, asked(folder, **tables) as asking, asking.daemon.client() as client:
+    with short_folder() as folder, running_api(folder, **tables) as api, api.daemon.client() as client:
         one = block(None, tx("p", output("ann", 1)))
         two, three = block(one), block(block(one))
         four = block(three, tx("c", output("x"), spends=[at("p")]))
@@ -325,20 +325,20 @@ def test_the_record_is_deleted_when_no_rollback_can_restore_the_output() -> None
         for _ in range(4):
             tip = block(tip)
             done(client, tip)
-        assert asking.daemon.run("prune", "now").returncode in {0, 1}
+        assert api.daemon.run("prune", "now").returncode in {0, 1}
         sleep(0.3)
-        kept = record(asking, "p")
+        kept = record(api, "p")
         assert kept is not None and kept.delete_at is not None and kept.delete_at <= tip["height"]
         done(client, back_to(three))
-        assert held(asking, of("bob")) == [row(at("p"), 1)] and held(asking, of("ann")) == []
-        asking.daemon.assert_sound()
+        assert held(api, of("bob")) == [row(at("p"), 1)] and held(api, of("ann")) == []
+        api.daemon.assert_sound()
         done(client, four)
-        pruned(asking, client, "p", four)
-        assert moves(asking, at("p")) is None
-        asking.daemon.assert_sound()
+        pruned(api, client, "p", four)
+        assert moves(api, at("p")) is None
+        api.daemon.assert_sound()
 
 
-def test_many_outputs_of_which_a_few_were_reassigned(asking: Asked, client: Client) -> None:
+def test_many_outputs_of_which_a_few_were_reassigned(api: Api, client: Client) -> None:
     """Pages, cursors and orders: what came is in its place, what went leaves no gap."""
     names = ["ann", "bob"]
     one = block(None, *(tx(f"t{n}", *(output(names[(n + m) % 2], n * 10 + m) for m in range(3))) for n in range(12)))
@@ -356,4 +356,4 @@ def test_many_outputs_of_which_a_few_were_reassigned(asking: Asked, client: Clie
             gone = (at(tx_name)[0].hex(), m) in moved
             if (whose == name) != gone:
                 wanted.append(row(at(tx_name, m), 1 if gone else None))
-        assert held(asking, of(name)) == wanted
+        assert held(api, of(name)) == wanted

@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until, wake
+from recovering import Lab, Shaky, Stub, becomes, capture_logs, manage, managing, read, tx, until, wake
 
 import storage.recovery.postgres
 import storage.recovery.sqlite
@@ -201,7 +201,7 @@ async def test_a_row_that_falls_due_while_its_answer_is_on_the_way_is_attempted_
         return landed
 
     shaky.settle = answered_late  # type: ignore[attr-defined]
-    handler = Says(lambda _: Busy("once more") if len(handler.asked) == 1 else Valid())
+    handler = Stub(lambda _: Busy("once more") if len(handler.asked) == 1 else Valid())
     async with managing(shaky, handler) as manager:
         await until(lambda: manager.numbers.claims == 2)
         go.set()
@@ -240,7 +240,7 @@ async def test_a_worker_is_replaced_while_its_attempt_does_not_end(on_sqlite: St
 
     await old(on_sqlite, 1)
     stubborn = Stubborn(Valid("at last"))
-    handler = Says(lambda txid: stubborn.recover(txid) if txid == tx(1) else counted(txid))
+    handler = Stub(lambda txid: stubborn.recover(txid) if txid == tx(1) else counted(txid))
     async with stubborn, managing(on_sqlite, handler, attempt_timeout=0.05, worker_count=1) as manager:
         await until(lambda: manager.numbers.stuck)
         await old(on_sqlite, *range(2, 6))
@@ -267,7 +267,7 @@ async def test_a_cancelled_handler_may_wait_to_end(on_sqlite: Storage, monkeypat
         return Valid()
 
     await old(on_sqlite, 1)
-    async with managing(on_sqlite, Says(lambda _: slow()), attempt_timeout=0.05) as manager:
+    async with managing(on_sqlite, Stub(lambda _: slow()), attempt_timeout=0.05) as manager:
         await until(lambda: manager.numbers.outcomes["timeout"])
         assert ended[:2] == ["first", "second"]
     assert not manager._attempts.abandoned
@@ -412,7 +412,7 @@ async def test_callbacks_that_raise_are_contained(on_sqlite: Storage) -> None:
 
     callbacks: dict[str, Any] = {"changed": changed, "available": available, "chores": [chore, other_chore]}
     with capture_logs() as logs:
-        async with managing(on_sqlite, Says(), **callbacks) as manager:
+        async with managing(on_sqlite, Stub(), **callbacks) as manager:
             await until(lambda: manager.numbers.callback_errors >= 3 and len(chores) >= 2)
             assert manager.numbers.claims == 0  # while nobody can say whether there is anybody to ask
             broken -= {"available", "chore"}

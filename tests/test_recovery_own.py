@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from daemons import ROOT, home
-from recovering import Says, tx
+from recovering import Stub, tx
 from scenarios import at, block, digest, output
 from scenarios import tx as made
 from test_recovery_daemon import FUNDS, SOON, rows, submit, until
@@ -138,11 +138,11 @@ def test_a_daemon_does_not_start_with_a_wrong_name(folder: Path, site: Path) -> 
         ([NotFound(), Busy("on its way")], Busy("on its way")),
         ([Transient("away"), Busy("on its way"), NotFound()], Busy("on its way")),
         ([NotFound(), Transient("away", counts=False)], Transient("away", counts=False)),
-        ([LookupError("a bug"), NotFound()], Transient("Says: LookupError: a bug")),
+        ([LookupError("a bug"), NotFound()], Transient("Stub: LookupError: a bug")),
         ([LookupError("a bug"), Valid()], Valid()),
         ([NotFound(patience_s=3.0), NotFound(caught_up=False)], NotFound(caught_up=False, patience_s=3.0)),
         ([NotFound(), NotFound()], NotFound()),
     ],
 )
 async def test_the_outcome_of_several_handlers(answers: list[Any], outcome: Outcome) -> None:
-    assert await InTurn([Says(lambda _, answer=answer: answer) for answer in answers]).recover(tx(1)) == outcome  # type: ignore[misc]
+    assert await InTurn([Stub(lambda _, answer=answer: answer) for answer in answers]).recover(tx(1)) == outcome  # type: ignore[misc]

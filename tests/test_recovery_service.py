@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recovering import (
     Lab,
-    Says,
     Shaky,
+    Stub,
     becomes,
     capture_logs,
     least,
@@ -84,7 +84,7 @@ class Source:
 async def test_a_heartbeat_keeps_what_takes_longer_than_a_lease(sqlite_lab: Lab) -> None:
     async with sqlite_lab.storage(lease_s=1.0) as one, sqlite_lab.storage(lease_s=1.0) as two:
         await old(one, 1)
-        handler = Says(lambda _: slow(1.8))
+        handler = Stub(lambda _: slow(1.8))
         async with managing(one, handler, lease_duration=1.0) as manager:
             await until(lambda: handler.asked)
             for _ in range(15):
@@ -110,7 +110,7 @@ async def test_a_lost_lease_cancels_the_attempt(on_sqlite: Storage) -> None:
             ended.set()
         return Valid()
 
-    handler = Says(lambda _: hold())
+    handler = Stub(lambda _: hold())
     async with managing(on_sqlite, handler, lease_duration=1.0) as manager:
         await until(lambda: handler.asked)
         await on_sqlite.conclude([tx(1)], "deleted", "an operator was here")
@@ -122,7 +122,7 @@ async def test_a_lost_lease_cancels_the_attempt(on_sqlite: Storage) -> None:
 async def test_claims_whose_answer_was_lost_are_found_again(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
     shaky = Shaky(on_sqlite)
-    manager = manage(shaky, Says())
+    manager = manage(shaky, Stub())
 
     async def claim_and_forget() -> None:
         await on_sqlite.claim(manager.owner, 30.0, 10)
@@ -147,7 +147,7 @@ async def test_no_more_is_claimed_than_can_be_written(on_sqlite: Storage) -> Non
         return await settle_really(settlements)
 
     shaky.settle = slowly  # type: ignore[attr-defined]
-    async with managing(shaky, Says(), batch_size=20) as manager:
+    async with managing(shaky, Stub(), batch_size=20) as manager:
         await until(lambda: manager.numbers.claims >= 60)
         await asyncio.sleep(0.3)
         assert manager.numbers.claims <= 80
@@ -159,7 +159,7 @@ async def test_waking_does_not_wait_for_the_scan(lab: Lab) -> None:
     async with lab.storage() as storage, lab.storage() as other:
         ringer = storage if lab.kind == "sqlite" else other
         await storage.add([tx(1)], HOUR)
-        async with managing(storage, Says(), scan_interval=30.0) as manager:
+        async with managing(storage, Stub(), scan_interval=30.0) as manager:
             await until(lambda: manager.numbers.leader)
             await wake(ringer, [tx(1)])
             await until(becomes(storage, tx(1), "confirmed"), 5.0)
@@ -201,7 +201,7 @@ async def test_an_outage_burns_no_attempts(on_sqlite: Storage) -> None:
 async def test_a_busy_transaction_is_not_attempted_before_its_time(on_sqlite: Storage, sqlite_lab: Lab) -> None:
     """It is not attempted before its patience is over, however often the scan runs; a notification still counts."""
     await old(on_sqlite, 1, 2)
-    handler = Says(lambda txid: Busy("on its way", 100.0 if txid == tx(1) else 0.0))
+    handler = Stub(lambda txid: Busy("on its way", 100.0 if txid == tx(1) else 0.0))
     async with managing(on_sqlite, handler) as manager:
         await until(lambda: handler.asked.count(tx(2)) >= 5)  # without patience: with every scan
         row = await read(on_sqlite, tx(1))
@@ -236,7 +236,7 @@ async def test_a_result_whose_answer_was_lost_is_marked_as_untold(lab: Lab) -> N
         await old(storage, 1, 2)
         shaky, told = Shaky(storage), list[str]()
         shaky.mute.add("settle")
-        async with managing(shaky, Says(), changed=lambda: told.append("changed")) as manager:
+        async with managing(shaky, Stub(), changed=lambda: told.append("changed")) as manager:
             await until(becomes(storage, tx(1), "confirmed"))
             await until(becomes(storage, tx(2), "confirmed"))
             assert told == []
@@ -257,7 +257,7 @@ async def test_chores_are_done_first_and_then_with_every_scan(on_sqlite: Storage
     async def chore() -> None:
         done.append(len(handler.asked))
 
-    handler = Says()
+    handler = Stub()
     await old(on_sqlite, 1)
     async with managing(on_sqlite, handler, chores=[chore]):
         await until(lambda: len(done) >= 3)
@@ -276,18 +276,18 @@ async def test_a_bug_in_the_service_ends_all_of_it(on_sqlite: Storage) -> None:
     with capture_logs() as logs, anyio.fail_after(10):
         async with anyio.create_task_group() as attempts:
             with pytest.raises(LookupError):
-                await manage(shaky, Says()).run(attempts)
+                await manage(shaky, Stub()).run(attempts)
     assert any(line["event"] == "recovery_failed" for line in logs)
     await old(on_sqlite, 2)
     with pytest.raises(LookupError):
-        async with managing(shaky, Says(), lease_duration=1.0) as manager:
+        async with managing(shaky, Stub(), lease_duration=1.0) as manager:
             await until(lambda: manager.numbers.claims)
             await until(lambda: on_sqlite.claim("another", 30.0, 1))
 
 
 async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
-    handler = Says(lambda _: asyncio.sleep(60))
+    handler = Stub(lambda _: asyncio.sleep(60))
     manager = manage(on_sqlite, handler)
     async with anyio.create_task_group() as attempts:
         attempts.start_soon(manager.run, attempts)

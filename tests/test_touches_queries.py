@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from questions import Asked, asked, failure, short_folder
+from questions import Api, failure, running_api, short_folder
 from scenarios import address, at, back_to, block, output, tx
 from test_cli_query import utxod
 
@@ -31,12 +31,12 @@ def hashes(found: list[dict[str, Any]]) -> list[str]:
 @pytest.fixture(scope="module")
 def told() -> Any:
     utxo = {"rollback_window": 3, "prune_depth": 3, "index": {"history": True}}
-    with short_folder() as folder, asked(folder, utxo=utxo) as asking:
-        asking.feed(*story()[0])
-        yield asking
+    with short_folder() as folder, running_api(folder, utxo=utxo) as api:
+        api.feed(*story()[0])
+        yield api
 
 
-def test_every_transaction_is_listed_long_after(told: Asked) -> None:
+def test_every_transaction_is_listed_long_after(told: Api) -> None:
     blocks, txids = story()
     answer = told.ask(PATH)
     assert hashes(answer.json()) == txids and answer.headers["x-history-from"] == "1"
@@ -52,13 +52,13 @@ def test_every_transaction_is_listed_long_after(told: Asked) -> None:
     assert told.get(f"/api/v1/addresses/{address('nobody').hex()}/transactions") == []
 
 
-def test_the_status_shows_the_range_and_size_of_the_index(told: Asked) -> None:
+def test_the_status_shows_the_range_and_size_of_the_index(told: Api) -> None:
     index = told.get("/api/v1/status")["utxo"]["history"]
     assert index == {"from_height": 1, "entries": 7, "bytes": 7 * 16}  # three transactions touch two addresses
     assert "from height 1 on, 7 entries, 112.0 B" in utxod(told.daemon, "status").out
 
 
-def test_pages_go_on_by_cursor_and_by_number(told: Asked) -> None:
+def test_pages_go_on_by_cursor_and_by_number(told: Api) -> None:
     _, txids = story()
     for order, expected in (("asc", txids), ("desc", txids[::-1])):
         assert [hashes(page) for page in told.web.pages(PATH, 2, order)] == [expected[:2], expected[2:]]
@@ -73,7 +73,7 @@ def test_pages_go_on_by_cursor_and_by_number(told: Asked) -> None:
     assert answer.json()["hint"].startswith("accepted are bech32 (addr1…)")
 
 
-def test_the_command_line_reports_the_same(told: Asked) -> None:
+def test_the_command_line_reports_the_same(told: Api) -> None:
     _, txids = story()
     said = utxod(told.daemon, "query", "transactions", ANN, "--json").json()
     assert said["transactions"] == told.get(PATH) and said["next_cursor"] is None and said["complete_from"] == 1
@@ -84,18 +84,18 @@ def test_the_command_line_reports_the_same(told: Asked) -> None:
 
 
 def test_a_rollback_takes_touches_back() -> None:
-    with short_folder() as folder, asked(folder, utxo={"index": {"history": True}}) as asking:
+    with short_folder() as folder, running_api(folder, utxo={"index": {"history": True}}) as api:
         blocks, txids = story()
-        asking.feed(*blocks[:3])
-        assert hashes(asking.get(PATH)) == txids
-        cursor = asking.ask(f"{PATH}?count=1").headers["x-next-cursor"]
-        asking.feed(back_to(blocks[1]))
-        assert hashes(asking.get(PATH)) == txids[:2]
-        failure(asking.ask(f"{PATH}?cursor={cursor}"), 409, "cursor_gone")
+        api.feed(*blocks[:3])
+        assert hashes(api.get(PATH)) == txids
+        cursor = api.ask(f"{PATH}?count=1").headers["x-next-cursor"]
+        api.feed(back_to(blocks[1]))
+        assert hashes(api.get(PATH)) == txids[:2]
+        failure(api.ask(f"{PATH}?cursor={cursor}"), 409, "cursor_gone")
 
 
 def test_without_the_index_the_answer_names_it() -> None:
-    with short_folder() as folder, asked(folder) as asking:
-        asking.feed(story()[0][0])
-        failure(asking.ask(PATH), 503, "not_enabled", "utxo.index.history")
-        assert "utxo.index.history switches it on" in utxod(asking.daemon, "query", "transactions", ANN).one_line(1)
+    with short_folder() as folder, running_api(folder) as api:
+        api.feed(story()[0][0])
+        failure(api.ask(PATH), 503, "not_enabled", "utxo.index.history")
+        assert "utxo.index.history switches it on" in utxod(api.daemon, "query", "transactions", ANN).one_line(1)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from daemons import Message
 from local_daemon import LocalClient, LocalDaemon
-from questions import Asked, asked, failure, short_folder
+from questions import Api, failure, running_api, short_folder
 from scenarios import at, back_to, block, digest, output, tx
 from tx_messages import done, said
 from tx_messages import spending as submit
@@ -30,10 +30,10 @@ LIMITS = {"batch_size": PAGE, "coinbase_maturity": 1}
 
 
 @pytest.fixture
-def asking() -> Iterator[Asked]:
-    with short_folder() as folder, asked(folder, transactions=LIMITS) as asking:
-        yield asking
-        asking.daemon.assert_sound()
+def api() -> Iterator[Api]:
+    with short_folder() as folder, running_api(folder, transactions=LIMITS) as api:
+        yield api
+        api.daemon.assert_sound()
 
 
 def txid(name: object) -> str:
@@ -123,11 +123,11 @@ def test_transactions_that_a_rollback_returned(local: LocalDaemon, client: Local
     assert ids(listed(local, order="age")) == [name for _, name in sorted((at, name) for name, at in since.items())]
 
 
-def test_the_fields_of_each_transaction(asking: Asked) -> None:
+def test_the_fields_of_each_transaction(api: Api) -> None:
     a = submit("a", at("p"), at("p", 1), outputs=9)
-    asking.feed(FUND, a | {"tx": a["tx"] | {"fee": 7, "size": 99}})
-    asking.feed(submit("b", at("a"), locked=True), block(FUND))
-    a, b = asking.get(TXS)
+    api.feed(FUND, a | {"tx": a["tx"] | {"fee": 7, "size": 99}})
+    api.feed(submit("b", at("a"), locked=True), block(FUND))
+    a, b = api.get(TXS)
     assert a.pop("created_at") > 1_700_000_000_000 and b.pop("created_at") >= 1_700_000_000_000
     inputs = [{"tx_hash": txid("p"), "output_index": n, "value": None, "script": None} for n in range(2)]
     assert a == {
@@ -165,19 +165,19 @@ def test_which_are_listed(local: LocalDaemon, client: LocalClient) -> None:
     assert ids(listed(local)) == [txid("w")]
 
 
-def test_a_page_continues_after_removals(asking: Asked) -> None:
+def test_a_page_continues_after_removals(api: Api) -> None:
     """A cursor is a place: what was listed before stays listed, what comes later is where it belongs."""
-    assert asking.get(TXS) == []
-    asking.feed(FUND)
-    answer = asking.ask(TXS)
+    assert api.get(TXS) == []
+    api.feed(FUND)
+    answer = api.ask(TXS)
     assert answer.json() == [] and "x-next-cursor" not in answer.headers and answer.headers["x-tip-height"] == "1"
-    asking.feed(*(submit(n, at("p", n)) for n in range(6)))
+    api.feed(*(submit(n, at("p", n)) for n in range(6)))
     names = sorted(txid(n) for n in range(6))
-    first = asking.ask(f"{TXS}?count=3")
+    first = api.ask(f"{TXS}?count=3")
     assert ids(first.json()) == names[:3]
     last, gone = bytes.fromhex(names[2]), bytes.fromhex(names[4])
-    asking.feed({"type": "TxWithdrawn", "txids": [last, gone], "reason": "evicted"})
-    assert ids(asking.get(f"{TXS}?count=3&cursor={first.headers['x-next-cursor']}")) == [names[3], names[5]]
+    api.feed({"type": "TxWithdrawn", "txids": [last, gone], "reason": "evicted"})
+    assert ids(api.get(f"{TXS}?count=3&cursor={first.headers['x-next-cursor']}")) == [names[3], names[5]]
 
 
 BAD = {
@@ -191,20 +191,20 @@ BAD = {
 }
 
 
-def test_bad_parameters_and_cursors_of_other_lists(asking: Asked) -> None:
+def test_bad_parameters_and_cursors_of_other_lists(api: Api) -> None:
     for query, named in BAD.items():
-        failure(asking.ask(f"{TXS}?{query}"), 400, "bad_parameter", named)
-    asking.feed(FUND, *(submit(n, at("p", n)) for n in range(3)))
-    cursor = asking.ask(f"{TXS}?count=1").headers["x-next-cursor"]
+        failure(api.ask(f"{TXS}?{query}"), 400, "bad_parameter", named)
+    api.feed(FUND, *(submit(n, at("p", n)) for n in range(3)))
+    cursor = api.ask(f"{TXS}?count=1").headers["x-next-cursor"]
     for query in ("status=conflicting", "order=age"):
-        failure(asking.ask(f"{TXS}?{query}&cursor={cursor}"), 400, "bad_parameter", "of another list")
-    failure(asking.ask(f"{TXS}?cursor={cursor[:-3]}"), 400, "bad_parameter", "cursor")
+        failure(api.ask(f"{TXS}?{query}&cursor={cursor}"), 400, "bad_parameter", "of another list")
+    failure(api.ask(f"{TXS}?cursor={cursor[:-3]}"), 400, "bad_parameter", "cursor")
 
 
 def test_without_a_transaction_store() -> None:
-    with short_folder() as folder, asked(folder, transactions={"enabled": False}) as asking:
-        failure(asking.ask(TXS), 503, "not_enabled", "transactions.enabled")
-        told = asking.daemon.run("query", "txs")
+    with short_folder() as folder, running_api(folder, transactions={"enabled": False}) as api:
+        failure(api.ask(TXS), 503, "not_enabled", "transactions.enabled")
+        told = api.daemon.run("query", "txs")
         assert told.returncode == 1 and b"transactions.enabled" in told.stderr
 
 
@@ -236,23 +236,21 @@ def test_a_package_that_is_too_large(local: LocalDaemon, client: LocalClient, mo
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command(asking: Asked) -> None:
+def test_the_command(api: Api) -> None:
     submissions = family(7, 30)
-    asking.feed(FUND, *submissions)
-    whole = asking.get(f"{TXS}?count=1000")
-    assert asking.get(f"{TXS}?count=7&page=2") == whole[7:14]
-    told = asking.daemon.run("query", "txs", "--json", "--count", "20")
+    api.feed(FUND, *submissions)
+    whole = api.get(f"{TXS}?count=1000")
+    assert api.get(f"{TXS}?count=7&page=2") == whole[7:14]
+    told = api.daemon.run("query", "txs", "--json", "--count", "20")
     first = json.loads(told.stdout)
     assert first["transactions"] == whole[:20] and first["tip"]["height"] == 1
     assert resumed(first["next_cursor"], "unmined", "parents_first") >= Place(0, b"")
-    rest = asking.daemon.run("query", "txs", "--json", "--cursor", first["next_cursor"])
+    rest = api.daemon.run("query", "txs", "--json", "--cursor", first["next_cursor"])
     assert json.loads(rest.stdout) == {"tip": first["tip"], "transactions": whole[20:], "next_cursor": None}
-    shown = asking.daemon.run("query", "txs", "--status", "unmined", "--count", "20").stdout.decode()
+    shown = api.daemon.run("query", "txs", "--status", "unmined", "--count", "20").stdout.decode()
     assert [line.split()[1] for line in shown.splitlines()[1:21]] == ids(whole[:20]) and "--cursor" in shown
-    aged = json.loads(asking.daemon.run("query", "txs", "--json", "--order", "age").stdout)
+    aged = json.loads(api.daemon.run("query", "txs", "--json", "--order", "age").stdout)
     assert ids(aged["transactions"]) == sorted(ids(whole))
-    assert (
-        json.loads(asking.daemon.run("query", "txs", "--json", "--status", "conflicting").stdout)["transactions"] == []
-    )
-    bad = asking.daemon.run("query", "txs", "--cursor", "x")
+    assert json.loads(api.daemon.run("query", "txs", "--json", "--status", "conflicting").stdout)["transactions"] == []
+    bad = api.daemon.run("query", "txs", "--cursor", "x")
     assert (bad.returncode, bad.stdout) == (2, b"") and b"--cursor" in bad.stderr

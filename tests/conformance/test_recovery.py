@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import Lab, Says, Service, Shaky, becomes, manage, managing, quick, read, status, tx, until
+from recovering import Lab, Service, Shaky, Stub, becomes, manage, managing, quick, read, status, tx, until
 from structlog.testing import capture_logs
 
 from config.checks import problems
@@ -55,19 +55,19 @@ async def claimed(storage: Storage, owner: str, limit: int = 100, lease_s: float
 # --- lifecycle ---------------------------------------------------------------------------------------------------
 
 
-def answers_after(go: asyncio.Event) -> Says:
+def answers_after(go: asyncio.Event) -> Stub:
     """Return a handler that finds every transaction valid, once it may go on."""
 
     async def slowly() -> Outcome:
         await go.wait()
         return Valid()
 
-    return Says(lambda _: slowly())
+    return Stub(lambda _: slowly())
 
 
 async def test_rec_001_start_second_start_stop(on_sqlite: Storage) -> None:
     shaky = Shaky(on_sqlite)
-    async with managing(shaky, Says(), ttl=0.1, scan_interval=0.1) as manager:
+    async with managing(shaky, Stub(), ttl=0.1, scan_interval=0.1) as manager:
         with pytest.raises(RuntimeError, match="already started"):
             await manager.run(anyio.create_task_group())
         await until(lambda: {"session", "claim"} <= set(shaky.calls))
@@ -76,19 +76,19 @@ async def test_rec_001_start_second_start_stop(on_sqlite: Storage) -> None:
 async def test_rec_002_disabled_manager_is_inert(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
     shaky = Shaky(on_sqlite)
-    async with managing(shaky, Says(), enabled=False):
+    async with managing(shaky, Stub(), enabled=False):
         await asyncio.sleep(0.2)
     assert shaky.calls == []
 
 
 async def test_rec_003_stop_before_start(on_sqlite: Storage) -> None:
     shaky = Shaky(on_sqlite)
-    await manage(shaky, Says()).stop()
+    await manage(shaky, Stub()).stop()
     assert shaky.calls == []
 
 
 async def test_rec_004_restart_after_stop(on_sqlite: Storage) -> None:
-    manager = manage(on_sqlite, Says())
+    manager = manage(on_sqlite, Stub())
     for n in (1, 2):
         await old(on_sqlite, n)
         await manager.start()
@@ -120,7 +120,7 @@ async def test_rec_009_lease_under_one_second_refused(storage: Storage) -> None:
     with pytest.raises(ConfigError, match="at least 1s"):
         load(None, {"UTXOD_RECOVERY__LEASE_DURATION": "900ms"})
     with pytest.raises(ConfigError, match="at least 1s"):
-        manage(storage, Says(), lease_duration=0.9)
+        manage(storage, Stub(), lease_duration=0.9)
 
 
 def test_rec_011_section_without_enabled_stays_enabled(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_rec_013_timeout_floor() -> None:
 
 async def test_rec_014_default_settings_raise_no_lease_warning(on_sqlite: Storage) -> None:
     with capture_logs() as logs:
-        manager = Service(on_sqlite, Says(), Recovery(), dice=lambda low, _: low)
+        manager = Service(on_sqlite, Stub(), Recovery(), dice=lambda low, _: low)
         await manager.start()
         await until(lambda: manager.numbers.sweeps)
         await manager.stop()
@@ -158,7 +158,7 @@ async def test_rec_014_default_settings_raise_no_lease_warning(on_sqlite: Storag
 
 async def test_rec_016_not_recovered_twice_when_not_claimed_again(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
-    handler = Says()
+    handler = Stub()
     async with managing(on_sqlite, handler) as manager:
         await until(lambda: manager.numbers.sweeps >= 5)
     assert handler.asked == [tx(1)]
@@ -169,7 +169,7 @@ async def test_rec_018_leadership_failure_is_survivable(on_sqlite: Storage) -> N
     shaky = Shaky(on_sqlite)
     shaky.broken.add("session")
     with capture_logs() as logs:
-        async with managing(shaky, Says()) as manager:
+        async with managing(shaky, Stub()) as manager:
             await until(lambda: manager.numbers.errors >= 2)
             assert await status(on_sqlite, tx(1)) == "pending"
             shaky.broken.clear()
@@ -182,7 +182,7 @@ async def test_rec_019_claim_failure_gives_leadership_back(pg_lab: Lab) -> None:
         await old(storage, 1)
         shaky = Shaky(storage)
         shaky.broken.add("claim")
-        async with managing(shaky, Says()) as manager:
+        async with managing(shaky, Stub()) as manager:
             await until(lambda: manager.numbers.errors >= 1)
             session = await other.session(lambda: None)
             await until(session.lead)
@@ -193,7 +193,7 @@ async def test_rec_019_claim_failure_gives_leadership_back(pg_lab: Lab) -> None:
 
 async def test_rec_022_backlog_is_drained(on_sqlite: Storage) -> None:
     await on_sqlite.add([tx(n) for n in range(250)], 0.0, HOUR)
-    async with managing(on_sqlite, Says(), batch_size=100, scan_interval=60.0) as manager:
+    async with managing(on_sqlite, Stub(), batch_size=100, scan_interval=60.0) as manager:
         await until(lambda: manager.numbers.settled["confirmed"] == 250)
         assert manager.numbers.sweeps == 1
 
@@ -342,7 +342,7 @@ async def test_rec_036_expired_claims_can_be_swept(storage: Storage, lab: Lab) -
 
 async def test_rec_037_owner_ids_never_collide(lab: Lab) -> None:
     async with lab.storage() as one, lab.storage() as two:
-        async with managing(one, Says(), instance_id="same") as a, managing(two, Says(), instance_id="same") as b:
+        async with managing(one, Stub(), instance_id="same") as a, managing(two, Stub(), instance_id="same") as b:
             assert a.owner.startswith("same/")
             assert a.owner != b.owner
         await old(one, 1, 2, 3)
@@ -504,7 +504,7 @@ async def test_the_handler_in_the_document(on_sqlite: Storage, case: str) -> Non
 
 async def test_rec_053_status_write_fails(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
-    shaky, handler = Shaky(on_sqlite), Says(lambda _: Invalid("no"))
+    shaky, handler = Shaky(on_sqlite), Stub(lambda _: Invalid("no"))
     shaky.broken.add("settle")
     async with managing(shaky, handler) as manager:
         await until(lambda: len(handler.asked) >= 2)
@@ -521,7 +521,7 @@ async def test_rec_057_promoted_past_grace(sqlite_lab: Lab) -> None:
     """Unknown for the whole grace since the first time, and several times: so it is seen more than once before."""
     async with sqlite_lab.storage() as storage:
         changes: list[str] = []
-        handler, changed = Says(lambda _: NotFound()), lambda: changes.append("a final status")
+        handler, changed = Stub(lambda _: NotFound()), lambda: changes.append("a final status")
         row = await after(storage, handler, "orphan", not_found_grace_period=0.01, changed=changed)
     assert changes == ["a final status"]
     assert (row.message, row.not_found >= 3) == (NEVER_ARRIVED, True)
@@ -529,14 +529,14 @@ async def test_rec_057_promoted_past_grace(sqlite_lab: Lab) -> None:
 
 async def test_rec_059_other_not_found_wording(sqlite_lab: Lab) -> None:
     async with sqlite_lab.storage() as storage:
-        handler = Says(lambda _: NotFound(reason="no such transaction id in index"))
+        handler = Stub(lambda _: NotFound(reason="no such transaction id in index"))
         row = await after(storage, handler, "orphan", not_found_grace_period=0.01)
     assert row.last_error == "no such transaction id in index"
 
 
 async def test_rec_060_within_grace_stays_pending(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1, age_s=600.0)
-    handler = Says(lambda _: NotFound())
+    handler = Stub(lambda _: NotFound())
     async with managing(on_sqlite, handler, not_found_grace_period=1800.0):
         await until(lambda: len(handler.asked) >= 6)
     row = await read(on_sqlite, tx(1))
@@ -546,7 +546,7 @@ async def test_rec_060_within_grace_stays_pending(on_sqlite: Storage) -> None:
 
 async def test_rec_062_other_errors_never_promote(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1, age_s=2 * HOUR)
-    handler = Says(lambda _: ConnectionRefusedError("connection refused: code = NotFound, tx not found"))
+    handler = Stub(lambda _: ConnectionRefusedError("connection refused: code = NotFound, tx not found"))
     async with managing(on_sqlite, handler, not_found_grace_period=0.01):
         await until(lambda: len(handler.asked) >= 6)
     assert await status(on_sqlite, tx(1)) == "pending"
@@ -554,7 +554,7 @@ async def test_rec_062_other_errors_never_promote(on_sqlite: Storage) -> None:
 
 async def test_rec_063_failed_promotion_is_retried(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
-    shaky, handler = Shaky(on_sqlite), Says(lambda _: NotFound())
+    shaky, handler = Shaky(on_sqlite), Stub(lambda _: NotFound())
     async with managing(shaky, handler, not_found_grace_period=0.01):
         await until(lambda: len(handler.asked) >= 2)
         shaky.broken.add("settle")
@@ -572,7 +572,7 @@ async def test_rec_064_late_confirmation_wins(on_sqlite: Storage) -> None:
         await on_sqlite.conclude([tx(1)], "confirmed", "the listener knows")
         return NotFound()
 
-    async with managing(on_sqlite, Says(lambda _: overtaken()), not_found_grace_period=0.001) as manager:
+    async with managing(on_sqlite, Stub(lambda _: overtaken()), not_found_grace_period=0.001) as manager:
         await until(lambda: manager.numbers.conflicts == 1)
     row = await read(on_sqlite, tx(1))
     assert (row.status, row.message) == ("confirmed", "the listener knows")
@@ -582,7 +582,7 @@ async def test_rec_065_no_promotion_after_stop(on_sqlite: Storage, monkeypatch: 
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
     await old(on_sqlite, 1)
     shaky, go = Shaky(on_sqlite), asyncio.Event()
-    handler = Says(lambda _: stubborn(go, NotFound()))
+    handler = Stub(lambda _: stubborn(go, NotFound()))
     async with managing(shaky, handler, attempt_timeout=0.05, not_found_grace_period=0.001) as manager:
         await until(lambda: manager._attempts.abandoned)
     written = shaky.calls.count("settle")
@@ -608,7 +608,7 @@ async def stubborn(go: asyncio.Event, outcome: Outcome) -> Outcome:
 async def test_rec_066_hung_handler_that_honours_cancellation(on_sqlite: Storage) -> None:
     """Leadership is held across sweeps, so that the later tick needs no other."""
     await old(on_sqlite, 1, 2)
-    handler = Says(lambda txid: asyncio.sleep(60) if txid == tx(1) else Valid())
+    handler = Stub(lambda txid: asyncio.sleep(60) if txid == tx(1) else Valid())
     async with managing(on_sqlite, handler, attempt_timeout=0.05, worker_count=1) as manager:
         await until(lambda: handler.asked.count(tx(1)) >= 2)
         await until(becomes(on_sqlite, tx(2), "confirmed"))
@@ -622,7 +622,7 @@ async def test_rec_067_handler_that_ignores_cancellation(on_sqlite: Storage, mon
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
     await old(on_sqlite, 1)
     shaky, go = Shaky(on_sqlite), asyncio.Event()
-    handler = Says(lambda _: stubborn(go, Valid()))
+    handler = Stub(lambda _: stubborn(go, Valid()))
     async with managing(shaky, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
         await until(lambda: manager.numbers.stuck)
         await asyncio.sleep(1.5)  # longer than the lease: the heartbeat keeps it
@@ -646,7 +646,7 @@ async def test_rec_070_result_at_the_deadline_is_kept() -> None:
         time.sleep(0.1)  # noqa: ASYNC251 -- what is tested
         return Invalid("just in time")
 
-    handler = Says()
+    handler = Stub()
     handler.recover = slow  # type: ignore[method-assign,assignment]
     numbers = Numbers()
     assert await attempt(Attempts(handler, quick(attempt_timeout=0.05), numbers)) == (Invalid("just in time"), False)
@@ -667,7 +667,7 @@ async def attempt(attempts: Attempts) -> tuple[Outcome, bool] | None:
 async def alerts(threshold: int, times: int) -> list[str]:
     """Return how loud each of several timeouts of one transaction was."""
     attempts = Attempts(
-        Says(lambda _: asyncio.sleep(60)), quick(attempt_timeout=0.01, stuck_alert_threshold=threshold), Numbers()
+        Stub(lambda _: asyncio.sleep(60)), quick(attempt_timeout=0.01, stuck_alert_threshold=threshold), Numbers()
     )
     with capture_logs() as logs:
         for _ in range(times):
@@ -687,7 +687,7 @@ async def test_rec_072_alert_can_be_disabled() -> None:
 
 async def test_rec_073_shutdown_is_not_a_timeout(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
-    handler = Says(lambda _: asyncio.sleep(60))
+    handler = Stub(lambda _: asyncio.sleep(60))
     with capture_logs() as logs:
         async with managing(on_sqlite, handler, attempt_timeout=60.0, stuck_alert_threshold=1) as manager:
             await until(lambda: handler.asked)
@@ -705,7 +705,7 @@ async def test_rec_074_summary_separates_skipped_from_succeeded(
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
     await old(on_sqlite, 1)
     go = asyncio.Event()
-    handler = Says(lambda txid: stubborn(go, Valid()) if txid == tx(1) else Valid())
+    handler = Stub(lambda txid: stubborn(go, Valid()) if txid == tx(1) else Valid())
     with capture_logs() as logs:
         async with managing(on_sqlite, handler, attempt_timeout=0.05) as manager:
             await until(lambda: manager.numbers.stuck)
@@ -797,7 +797,7 @@ async def test_rec_082_lost_session_is_noticed(on_postgres: Storage, pg_lab: Lab
 async def test_rec_083_crash_then_reclaim(on_sqlite: Storage, sqlite_lab: Lab) -> None:
     await old(on_sqlite, 1)
     assert await claimed(on_sqlite, "killed", lease_s=30.0) == [tx(1)]
-    async with managing(on_sqlite, Says()) as manager:
+    async with managing(on_sqlite, Stub()) as manager:
         await until(lambda: manager.numbers.sweeps >= 3)
         assert await status(on_sqlite, tx(1)) == "pending"
         await sqlite_lab.pass_time(31)
@@ -807,7 +807,7 @@ async def test_rec_083_crash_then_reclaim(on_sqlite: Storage, sqlite_lab: Lab) -
 async def test_rec_084_stuck_rows_do_not_starve_new_ones(on_sqlite: Storage) -> None:
     await old(on_sqlite, *range(8))
     await old(on_sqlite, 100, age_s=31.0)
-    handler = Says(lambda txid: Valid() if txid == tx(100) else asyncio.sleep(60))
+    handler = Stub(lambda txid: Valid() if txid == tx(100) else asyncio.sleep(60))
     async with managing(on_sqlite, handler, batch_size=8, worker_count=4, attempt_timeout=0.1, retry_cap=60.0):
         await until(becomes(on_sqlite, tx(100), "confirmed"), 5.0)
 
@@ -816,7 +816,7 @@ async def test_rec_085_busy_rows_do_not_starve_new_ones(on_sqlite: Storage) -> N
     await old(on_sqlite, *range(8))
     await old(on_sqlite, 100, age_s=31.0)
     source = {tx(100): Mined(5, 6)}
-    handler = Says(lambda txid: FinalityHandler([Breaker(Source(source.get(txid, Pending())))], 6).recover(txid))
+    handler = Stub(lambda txid: FinalityHandler([Breaker(Source(source.get(txid, Pending())))], 6).recover(txid))
     async with managing(on_sqlite, handler, batch_size=8, dice=lambda _, high: high):
         await until(becomes(on_sqlite, tx(100), "confirmed"), 5.0)
     assert await status(on_sqlite, tx(0)) == "pending"
@@ -824,7 +824,7 @@ async def test_rec_085_busy_rows_do_not_starve_new_ones(on_sqlite: Storage) -> N
 
 async def test_rec_087_attempts_are_limited(on_sqlite: Storage) -> None:
     broken = [True]
-    handler = Says(lambda _: OSError("no route") if broken[0] else Valid())
+    handler = Stub(lambda _: OSError("no route") if broken[0] else Valid())
     row = await after(on_sqlite, handler, "dead", max_attempts=3)
     assert (row.failures, row.last_error, len(row.history)) == (3, "OSError: no route", 3)
     assert await claimed(on_sqlite, "B") == []
@@ -857,7 +857,7 @@ async def test_rec_090_handler_crash_is_contained(sqlite_lab: Lab) -> None:
 
     crashes = [Strange("nobody expects it"), RecursionError("nor this")]
     async with sqlite_lab.storage() as storage:
-        row = await after(storage, Says(lambda _: crashes.pop(0) if crashes else Valid()), "confirmed", worker_count=1)
+        row = await after(storage, Stub(lambda _: crashes.pop(0) if crashes else Valid()), "confirmed", worker_count=1)
     assert [each.outcome for each in row.history] == ["transient", "transient", "valid"]
     assert [each.error for each in row.history][:2] == ["Strange: nobody expects it", "RecursionError: nor this"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from cardano_runs import network_of
 from chain_model import Coins, coins_of
 from msgspec.structs import replace
-from questions import Asked, asked, free_port
+from questions import Api, free_port, running_api
 from real_data import lines, need
 
 from feeds.cardano.chunks import read_chain
@@ -46,20 +46,20 @@ def coins() -> Coins:
 
 
 @contextmanager
-def served(folder: Path, *messages: Any, **tables: Any) -> Iterator[Asked]:
+def served(folder: Path, *messages: Any, **tables: Any) -> Iterator[Api]:
     """Give a daemon with all indexes that was messages blocks, by default those of the run."""
     names = ("kupo", "blockfrost", "ogmios")
     facades = {name: {"enabled": True} | tables.pop(name, {}) for name in names}
     chain = {"family": "cardano", "network": "preview"}
     utxo = {"index": dict.fromkeys(INDEXES, True)} | tables.pop("utxo", {})
-    with asked(folder, chain=chain, utxo=utxo, **facades, **tables) as asking:
-        feed(asking, *(messages or [before(), *blocks()]))
-        yield asking
+    with running_api(folder, chain=chain, utxo=utxo, **facades, **tables) as api:
+        feed(api, *(messages or [before(), *blocks()]))
+        yield api
 
 
-def feed(asking: Asked, *messages: Any) -> None:
+def feed(api: Api, *messages: Any) -> None:
     """Let messages become durable."""
-    with asking.daemon.client("frames") as client:
+    with api.daemon.client("frames") as client:
         for seq, message in enumerate(messages, 1):
             client.raw(wire.encode(replace(message, seq=seq), "frames"))
         for message in messages:

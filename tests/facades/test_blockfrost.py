@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from preview import CODEC, before, blocks, coins, feed, own_listener, served
-from questions import Asked, Web, short_folder
+from questions import Api, Web, short_folder
 from stand_in import EVALUATED, PARAMETERS, Node, node
 
 from daemon.http.blockfrost.network import parameters
@@ -38,13 +38,13 @@ def upstream() -> Iterator[Node]:
 
 
 @pytest.fixture(scope="module")
-def frost(upstream: Node) -> Iterator[Asked]:
-    with short_folder() as folder, served(folder, upstream={"ogmios": upstream.url}) as asking:
-        yield asking
+def frost(upstream: Node) -> Iterator[Api]:
+    with short_folder() as folder, served(folder, upstream={"ogmios": upstream.url}) as api:
+        yield api
 
 
-def ask(asking: Asked, path: str, status: int = 200, message: str | None = None) -> Any:
-    answer = asking.ask(f"{ROOT}{path}")
+def ask(api: Api, path: str, status: int = 200, message: str | None = None) -> Any:
+    answer = api.ask(f"{ROOT}{path}")
     assert answer.status_code == status, (path, answer.status_code, answer.text[:500])
     assert answer.headers["content-type"].startswith("application/json")
     assert answer.headers["access-control-allow-origin"] == "*"
@@ -83,12 +83,12 @@ def utxo(coin: Coin) -> dict[str, Any]:
     }
 
 
-def compare(asking: Asked, path: str, kept: Kept, count: int = 7) -> None:
+def compare(api: Api, path: str, kept: Kept, count: int = 7) -> None:
     """Compare every page, in both orders."""
     for order in ("asc", "desc"):
         wanted = [utxo(coin) for coin in unspent(kept)][:: 1 if order == "asc" else -1]
         found, page = list[Any](), 1
-        while part := ask(asking, f"{path}?count={count}&page={page}&order={order}"):
+        while part := ask(api, f"{path}?count={count}&page={page}&order={order}"):
             assert len(part) <= count
             found, page = found + part, page + 1
         assert found == wanted, path
@@ -99,7 +99,7 @@ def busiest(key: Callable[[Coin], bytes | None]) -> bytes:
     return max((each for each in found if each), key=found.count)
 
 
-def test_outputs_of_addresses_and_credentials(frost: Asked) -> None:
+def test_outputs_of_addresses_and_credentials(frost: Api) -> None:
     address = busiest(lambda coin: coin.output.address)
     compare(frost, f"/addresses/{CODEC.write(address)}/utxos", lambda coin: coin.output.address == address)
     compare(frost, f"/addresses/{CODEC.write(address)}/utxos/lovelace", lambda coin: coin.output.address == address)
@@ -118,7 +118,7 @@ def holds(coin: Coin, policy: bytes, name: bytes) -> bool:
     return any((p, n) == (policy, name) for p, n, _ in coin.output.assets)
 
 
-def test_accounts(frost: Asked) -> None:
+def test_accounts(frost: Api) -> None:
     stake = busiest(lambda coin: stake_credential(coin.output.address))
     text = bech32.encode("stake_test", *bech32.symbols(b"\xe0" + stake))
     own: Kept = lambda coin: stake_credential(coin.output.address) == stake  # noqa: E731
@@ -132,7 +132,7 @@ def test_accounts(frost: Asked) -> None:
     ask(frost, "/accounts/stake_test1x/utxos", 400)
 
 
-def test_assets_and_policies(frost: Asked) -> None:
+def test_assets_and_policies(frost: Api) -> None:
     policy, name, _ = some(lambda coin: not coin.spend and coin.output.assets).output.assets[0]
     unit = (policy + name).hex()
     own: Kept = lambda coin: holds(coin, policy, name)  # noqa: E731
@@ -161,7 +161,7 @@ def test_assets_and_policies(frost: Asked) -> None:
         ask(frost, path, 404, NOT_FOUND)
 
 
-def test_an_address(frost: Asked) -> None:
+def test_an_address(frost: Api) -> None:
     address = busiest(lambda coin: coin.output.address)
     own, held = unspent(lambda coin: coin.output.address == address), dict[str, int]()
     for coin in own:
@@ -174,7 +174,7 @@ def test_an_address(frost: Asked) -> None:
     assert found["script"] == bool(address[0] & 0x10)
 
 
-def test_spent_and_unknown_addresses(frost: Asked) -> None:
+def test_spent_and_unknown_addresses(frost: Api) -> None:
     spent = some(lambda coin: coin.spend and not unspent(lambda other: other.output.address == coin.output.address))
     text = CODEC.write(spent.output.address)
     assert ask(frost, f"/addresses/{text}/utxos") == ask(frost, f"/addresses/{text}/utxos?page=9") == []
@@ -193,7 +193,7 @@ PAGING = {
 }
 
 
-def test_malformed_paging(frost: Asked) -> None:
+def test_malformed_paging(frost: Api) -> None:
     for message, queries in PAGING.items():
         for query in queries:
             name = query.partition("=")[0]
@@ -201,7 +201,7 @@ def test_malformed_paging(frost: Asked) -> None:
             ask(frost, path, 400, f"querystring/{name} {message}")
 
 
-def test_malformed_paths(frost: Asked) -> None:
+def test_malformed_paths(frost: Api) -> None:
     bad = "Invalid address for this network or malformed address format."
     mainnet = bech32.encode("addr", *bech32.symbols(b"\x61" + bytes(28)))
     for text in ("x", mainnet, "00" * 29, "addr_vkh1x"):
@@ -217,7 +217,7 @@ def test_malformed_paths(frost: Asked) -> None:
     assert frost.ask("/blockfrost/preview/elsewhere").status_code == 400
 
 
-def test_scripts(frost: Asked) -> None:
+def test_scripts(frost: Api) -> None:
     kinds = ("timelock", "plutusV1", "plutusV2", "plutusV3")
     for digest, language, code in scripts_of(coins()):
         text, size = digest.hex(), len(code) if language else None
@@ -231,7 +231,7 @@ def test_scripts(frost: Asked) -> None:
         assert ask(frost, f"/scripts/{text}/utxos") == wanted
 
 
-def test_datums(frost: Asked) -> None:
+def test_datums(frost: Api) -> None:
     inline = [coin for coin in coins().values() if coin.output.inline_datum is not None]
     assert inline
     for coin in inline:
@@ -241,7 +241,7 @@ def test_datums(frost: Asked) -> None:
         assert ask(frost, f"/scripts/datum/{digest.hex()}")["json_value"]
 
 
-def test_blocks(frost: Asked) -> None:
+def test_blocks(frost: Api) -> None:
     at, tip = blocks()[30], blocks()[-1]
     found = ask(frost, f"/blocks/{at.hash.hex()}")
     assert found == ask(frost, f"/blocks/{at.height}") == ask(frost, f"/blocks/slot/{at.slot}")
@@ -266,7 +266,7 @@ def test_blocks(frost: Asked) -> None:
     ask(frost, f"/blocks/{tip.height + 1}", 404, NOT_FOUND)
 
 
-def test_transactions(frost: Asked) -> None:
+def test_transactions(frost: Api) -> None:
     for block in blocks()[:20]:
         for place, tx in enumerate(block.txs):
             found = ask(frost, f"/txs/{tx.txid.hex()}")
@@ -287,7 +287,7 @@ def test_transactions(frost: Asked) -> None:
     ask(frost, f"/txs/{blocks()[3].hash.hex()}/cbor", 404, NOT_FOUND)
 
 
-def test_the_network(frost: Asked) -> None:
+def test_the_network(frost: Api) -> None:
     assert ask(frost, "/genesis") == {
         "active_slots_coefficient": 0.05,
         "update_quorum": 5,
@@ -310,7 +310,7 @@ def test_the_network(frost: Asked) -> None:
     assert set(ask(frost, "/")) == {"url", "version"}
 
 
-def test_parameters_are_requested_once_an_epoch(frost: Asked, upstream: Node) -> None:
+def test_parameters_are_requested_once_an_epoch(frost: Api, upstream: Node) -> None:
     found = [ask(frost, "/epochs/latest/parameters") for _ in range(3)]
     assert found[0] == found[1] == found[2] == json.loads(json.dumps(parameters(PARAMETERS, blocks()[-1].epoch or 0)))
     assert upstream.methods().count("queryLedgerState/protocolParameters") == 1
@@ -321,7 +321,7 @@ def test_parameters_are_requested_once_an_epoch(frost: Asked, upstream: Node) ->
     assert [*one["cost_models"]["PlutusV3"]] == sorted(one["cost_models"]["PlutusV3"])
 
 
-def test_the_eras_of_the_node(frost: Asked, upstream: Node) -> None:
+def test_the_eras_of_the_node(frost: Api, upstream: Node) -> None:
     byron, conway = ask(frost, "/network/eras")
     assert byron == {
         "start": {"time": 0, "slot": 0, "epoch": 0},
@@ -346,7 +346,7 @@ def test_fingerprints(asset: str, name: str) -> None:
     assert fingerprint(raw[:28], raw[28:]) == name
 
 
-def test_an_account(frost: Asked, upstream: Node) -> None:
+def test_an_account(frost: Api, upstream: Node) -> None:
     stake = busiest(lambda coin: stake_credential(coin.output.address))
     text = bech32.encode("stake_test", *bech32.symbols(b"\xe0" + stake))
     ask(frost, f"/accounts/{text}", 404, NOT_FOUND)
@@ -363,15 +363,15 @@ def signed(coin: Coin, to: bytes, fee: int = 200_000) -> bytes:
     return cbor2.dumps([body, {}, True, None])
 
 
-def post(asking: Asked, path: str, body: bytes | str, status: int = 200) -> Any:
-    transport = httpx.HTTPTransport(uds=str(asking.daemon.folder / "http"))
+def post(api: Api, path: str, body: bytes | str, status: int = 200) -> Any:
+    transport = httpx.HTTPTransport(uds=str(api.daemon.folder / "http"))
     with httpx.Client(transport=transport, base_url="http://localhost", timeout=30) as client:
         answer = client.post(f"{ROOT}{path}", content=body, headers={"content-type": "application/cbor"})
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
-def test_submitting(frost: Asked, upstream: Node) -> None:
+def test_submitting(frost: Api, upstream: Node) -> None:
     coin, to = some(lambda coin: not coin.spend and coin.block.height), b"\x60" + bytes(27) + b"\x01"
     raw = signed(coin, to)
     txid = read_transaction(raw).txid.hex()
@@ -403,7 +403,7 @@ def test_submitting(frost: Asked, upstream: Node) -> None:
         post(frost, "/tx/submit", body, 400)
 
 
-def test_evaluating(frost: Asked, upstream: Node) -> None:
+def test_evaluating(frost: Api, upstream: Node) -> None:
     wanted = {"spend:0": {"memory": 1700, "steps": 476468}, "withdrawal:1": {"memory": 5, "steps": 7}}
     found = post(frost, "/utils/txs/evaluate", "84a0")
     assert found["result"] == {"EvaluationResult": wanted} and found["type"] == "jsonwsp/response"
@@ -463,7 +463,7 @@ TEXTS = st.sampled_from(["00" * 28, "00" * 32, "x", "%00", "é", "stake_test1", 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(PIECES | TEXTS, max_size=4), st.sampled_from(["", "?count=1", "?page=%00", "?order=desc&count=100"]))
-def test_random_paths(frost: Asked, path: list[str], query: str) -> None:
+def test_random_paths(frost: Api, path: list[str], query: str) -> None:
     answer = frost.ask(f"{ROOT}/{'/'.join(path)}{query}")
     assert answer.status_code in (200, 400, 404), answer.text
     assert answer.status_code == 200 or answer.json()["status_code"] == answer.status_code

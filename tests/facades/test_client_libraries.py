@@ -18,7 +18,7 @@ import httpx
 import pytest
 from chain_model import Coin, datum_of
 from preview import CODEC, blocks, coins, feed, own_listener, served
-from questions import Asked, short_folder
+from questions import Api, short_folder
 from stand_in import Node, ada, node
 
 from feeds.cardano.eras import PREVIEW
@@ -50,8 +50,8 @@ def python() -> Path:
 class Chain:
     """A chain that grows by what the node has taken."""
 
-    def __init__(self, asking: Asked, upstream: Node) -> None:
-        self.asking, self.upstream = asking, upstream
+    def __init__(self, api: Api, upstream: Node) -> None:
+        self.api, self.upstream = api, upstream
         self.blocks: list[BlockApplied] = []
 
     def grow(self, *txs: Tx) -> None:
@@ -68,7 +68,7 @@ class Chain:
             era="conway",
             txs=list(txs),
         )
-        feed(self.asking, block)
+        feed(self.api, block)
         self.blocks.append(block)
 
     def mine(self, txid: str) -> None:
@@ -83,10 +83,10 @@ def chain() -> Iterator[tuple[Chain, str, str]]:
     with (
         node() as upstream,
         short_folder() as folder,
-        served(folder, GenesisOutputs(outputs=[]), upstream={"ogmios": upstream.url}, **tables) as asking,
+        served(folder, GenesisOutputs(outputs=[]), upstream={"ogmios": upstream.url}, **tables) as api,
     ):
         upstream.evaluated = []
-        yield Chain(asking, upstream), f"http://127.0.0.1:{own}/blockfrost/preview/api", f"http://127.0.0.1:{port}"
+        yield Chain(api, upstream), f"http://127.0.0.1:{own}/blockfrost/preview/api", f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize("kupo", [False, True], ids=["blockfrost", "kupo"])

@@ -15,7 +15,7 @@ from daemons import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preview import CODEC, blocks, coins, feed, own_listener, served
-from questions import Asked, Web, short_folder
+from questions import Api, Web, short_folder
 
 from formats import bech32
 from handlers.events import Rollback, RollbackPoint
@@ -26,13 +26,13 @@ Kept = Callable[[Coin], object]
 
 
 @pytest.fixture(scope="module")
-def kupo() -> Iterator[Asked]:
-    with short_folder() as folder, served(folder) as asking:
-        yield asking
+def kupo() -> Iterator[Api]:
+    with short_folder() as folder, served(folder) as api:
+        yield api
 
 
-def ask(asking: Asked, path: str, status: int = 200, **headers: str) -> Any:
-    answer = asking.ask(f"/kupo{path}", **headers)
+def ask(api: Api, path: str, status: int = 200, **headers: str) -> Any:
+    answer = api.ask(f"/kupo{path}", **headers)
     assert answer.status_code == status, (path, answer.status_code, answer.text[:500])
     assert answer.headers["access-control-allow-origin"] == "*"
     assert answer.headers["x-most-recent-checkpoint"] == str(blocks()[-1].slot)
@@ -52,7 +52,7 @@ def expected(kept: Kept, *, order: str = "desc") -> list[dict[str, Any]]:
     return [match_of(coin, CODEC.write) for coin in found]
 
 
-def compare(asking: Asked, path: str, kept: Kept, *, most: int = 10**6) -> None:
+def compare(api: Api, path: str, kept: Kept, *, most: int = 10**6) -> None:
     """Compare the answers with each flag and order."""
     flags: dict[str, Kept] = {"unspent": lambda coin: not coin.spend, "spent": lambda coin: coin.spend}
     flags[""] = lambda coin: True
@@ -60,7 +60,7 @@ def compare(asking: Asked, path: str, kept: Kept, *, most: int = 10**6) -> None:
     for flag, more in flags.items():
         for name, order in (("", "desc"), ("order=oldest_first", "asc")):
             query = "&".join(each for each in (flag, name) if each)
-            found = ask(asking, f"{path}{mark if query else ''}{query}")
+            found = ask(api, f"{path}{mark if query else ''}{query}")
             wanted = expected(lambda coin, more=more: kept(coin) and more(coin), order=order)  # type: ignore[misc]
             assert found == wanted, (path, query)
 
@@ -73,14 +73,14 @@ def held(coin: Coin, policy: bytes, name: bytes | None = None) -> bool:
     return any(p == policy and name in (None, n) for p, n, _ in coin.output.assets)
 
 
-def test_wildcards(kupo: Asked) -> None:
+def test_wildcards(kupo: Api) -> None:
     for path in ("/matches", "/matches/*", "/v1/matches/*"):
         compare(kupo, path, lambda coin: True)
     for path in ("/matches/*/*", "/matches/*%2F*"):
         compare(kupo, path, lambda coin: payment_credential(coin.output.address))
 
 
-def test_addresses_and_credentials(kupo: Asked) -> None:
+def test_addresses_and_credentials(kupo: Api) -> None:
     coin = some(lambda coin: stake_credential(coin.output.address) and coin.spend)
     address = coin.output.address
     payment, stake = address[1:29], address[29:57]
@@ -104,7 +104,7 @@ def to_bech32(prefix: str, raw: bytes) -> str:
     return bech32.encode(prefix, *bech32.symbols(raw))
 
 
-def test_assets(kupo: Asked) -> None:
+def test_assets(kupo: Api) -> None:
     policy, name, _ = some(lambda coin: coin.output.assets).output.assets[0]
     compare(kupo, f"/matches/{policy.hex()}.*", lambda coin: held(coin, policy))
     compare(kupo, f"/matches/{policy.hex()}.{name.hex()}", lambda coin: held(coin, policy, name))
@@ -121,7 +121,7 @@ def test_assets(kupo: Asked) -> None:
     )
 
 
-def test_references(kupo: Asked) -> None:
+def test_references(kupo: Api) -> None:
     for coin in (some(lambda coin: coin.spend), some(lambda coin: coin.block.height and coin.number == 1)):
         place, txid, address = (coin.txid, coin.number), coin.txid.hex(), coin.output.address
         paths: list[tuple[str, Kept]] = [
@@ -136,7 +136,7 @@ def test_references(kupo: Asked) -> None:
     assert ask(kupo, f"/matches/*@{'00' * 32}") == ask(kupo, f"/matches/99@{coin.txid.hex()}") == []
 
 
-def test_ranges(kupo: Asked) -> None:
+def test_ranges(kupo: Api) -> None:
     low, high = blocks()[20], blocks()[40]
     assert low.slot is not None and high.slot is not None
     for first in (str(low.slot), f"{low.slot}.{low.hash.hex()}"):
@@ -173,7 +173,7 @@ MALFORMED = """
 """
 
 
-def test_malformed_and_unknown_paths(kupo: Asked) -> None:
+def test_malformed_and_unknown_paths(kupo: Api) -> None:
     policy, txid = "00" * 28, "00" * 32
     pairs = f"/matches/*?policy_id={policy}&transaction_id={txid}"
     others = (f"/matches/{policy[2:]}.*", f"/matches/{policy}.{'00' * 33}", f"/matches/1.5@{txid}", "/matches/ ")
@@ -183,7 +183,7 @@ def test_malformed_and_unknown_paths(kupo: Asked) -> None:
         ask(kupo, path, 404)
 
 
-def test_datums_and_scripts(kupo: Asked) -> None:
+def test_datums_and_scripts(kupo: Api) -> None:
     known = {d: bytes(c.output.inline_datum) for c in coins().values() if c.output.inline_datum and (d := datum_of(c))}
     hashes = {d for coin in coins().values() if (d := datum_of(coin))}
     for block in blocks():
@@ -210,7 +210,7 @@ def test_datums_and_scripts(kupo: Asked) -> None:
     assert seen
 
 
-def test_quantities_as_strings(kupo: Asked) -> None:
+def test_quantities_as_strings(kupo: Api) -> None:
     answer = kupo.ask("/kupo/matches?unspent", Accept="application/json; asset-quantity=string")
     assert "asset-quantity=string" in answer.headers["content-type"]
     wanted = expected(lambda coin: not coin.spend)
@@ -222,7 +222,7 @@ def test_quantities_as_strings(kupo: Asked) -> None:
     assert answer.json() == wanted
 
 
-def test_checkpoints(kupo: Asked) -> None:
+def test_checkpoints(kupo: Api) -> None:
     sample = ask(kupo, "/checkpoints")
     points = [point_of(block) for block in reversed(blocks())]
     assert sample[0] == points[0] and [each for each in points if each in sample] == sample
@@ -236,7 +236,7 @@ def test_checkpoints(kupo: Asked) -> None:
     assert ask(kupo, "/checkpoints/0") is None
 
 
-def test_health_and_metrics(kupo: Asked) -> None:
+def test_health_and_metrics(kupo: Api) -> None:
     health = kupo.ask("/kupo/health")
     content = health.json()
     assert health.status_code in (200, 503) and content["most_recent_checkpoint"] == blocks()[-1].slot
@@ -251,7 +251,7 @@ def test_health_and_metrics(kupo: Asked) -> None:
     assert kupo.ask("/kupo/metrics", Accept="application/json").json()["most_recent_checkpoint"] == blocks()[-1].slot
 
 
-def test_patterns(kupo: Asked) -> None:
+def test_patterns(kupo: Api) -> None:
     for path in ("/patterns", "/patterns/*", "/patterns/*/*"):
         assert kupo.ask(f"/kupo{path}").json() == ["*"]
     assert kupo.ask("/kupo/patterns/zz").status_code == 400
@@ -260,7 +260,7 @@ def test_patterns(kupo: Asked) -> None:
         assert refused.status_code == 400 and "everything is indexed" in refused.json()["hint"]
 
 
-def test_methods(kupo: Asked) -> None:
+def test_methods(kupo: Api) -> None:
     assert kupo.ask("/kupo/matches", "POST").status_code == kupo.ask("/kupo/health", "PUT").status_code == 406
     assert kupo.ask("/kupo/nothing", "POST").status_code == 404
     headers = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "GET"}
@@ -270,7 +270,7 @@ def test_methods(kupo: Asked) -> None:
     assert (head.status_code, head.content) == (200, b"") and head.headers["etag"]
 
 
-def test_unchanged_answers_are_304(kupo: Asked) -> None:
+def test_unchanged_answers_are_304(kupo: Api) -> None:
     path, tag = "/kupo/matches?unspent", blocks()[-1].hash.hex()
     for _ in range(2):
         same = kupo.ask(path, **{"If-None-Match": tag})
@@ -280,7 +280,7 @@ def test_unchanged_answers_are_304(kupo: Asked) -> None:
     assert kupo.ask("/kupo/health", **{"If-None-Match": tag}).status_code != 304
 
 
-def test_pages(kupo: Asked) -> None:
+def test_pages(kupo: Api) -> None:
     for flag in ("unspent", "spent", "order=oldest_first"):
         everything, found, query = ask(kupo, f"/matches?{flag}"), list[Any](), ""
         while True:
@@ -296,24 +296,24 @@ def test_pages(kupo: Asked) -> None:
 
 def test_a_cursor_of_a_rolled_back_block_is_refused() -> None:
     chain = blocks()
-    with short_folder() as folder, served(folder, *chain[:50]) as asking:
-        first = asking.ask("/kupo/matches?limit=5")
+    with short_folder() as folder, served(folder, *chain[:50]) as api:
+        first = api.ask("/kupo/matches?limit=5")
         cursor = first.headers["x-next-cursor"]
-        everything = asking.ask("/kupo/matches?unspent").json()
-        feed(asking, Rollback(to=RollbackPoint(hash=chain[44].hash)))
-        gone = asking.ask(f"/kupo/matches?limit=5&cursor={cursor}")
+        everything = api.ask("/kupo/matches?unspent").json()
+        feed(api, Rollback(to=RollbackPoint(hash=chain[44].hash)))
+        gone = api.ask(f"/kupo/matches?limit=5&cursor={cursor}")
         assert gone.status_code == 400
         assert gone.json()["details"]["ancestor"] == point_of(chain[44])
-        assert asking.ask("/kupo/matches?unspent").json() != everything
-        feed(asking, *chain[45:50])
-        assert asking.ask("/kupo/matches?unspent").json() == everything
-        assert asking.ask(f"/kupo/matches?limit=5&cursor={cursor}").status_code == 200
+        assert api.ask("/kupo/matches?unspent").json() != everything
+        feed(api, *chain[45:50])
+        assert api.ask("/kupo/matches?unspent").json() == everything
+        assert api.ask(f"/kupo/matches?limit=5&cursor={cursor}").status_code == 200
 
 
 def test_an_own_listener_with_token_and_origins() -> None:
     port, listen = own_listener()
     http = {"token": "secret", "cors_origins": ["https://wallet.example"]}
-    with short_folder() as folder, served(folder, *blocks()[:3], kupo={"listen": listen}, http=http) as asking:
+    with short_folder() as folder, served(folder, *blocks()[:3], kupo={"listen": listen}, http=http) as api:
         with Web(port) as web:
             assert web.ask("/health").status_code == 401
             token = {"Authorization": "Bearer secret", "Origin": "https://wallet.example"}
@@ -323,23 +323,23 @@ def test_an_own_listener_with_token_and_origins() -> None:
             stranger = web.ask("/checkpoints", **token | {"Origin": "https://other.example"})
             assert "access-control-allow-origin" not in stranger.headers
             assert web.ask("/api/v1/tip", **token).status_code == 404
-        assert asking.ask("/kupo/checkpoints", **token).json() == found.json()
+        assert api.ask("/kupo/checkpoints", **token).json() == found.json()
 
 
 def test_missing_indexes_and_facades() -> None:
     index = {"payment_credential": True, "address_hash": False}
     coin = some(lambda coin: stake_credential(coin.output.address))
     address = coin.output.address
-    with short_folder() as folder, served(folder, utxo={"index": index}, blockfrost={"enabled": False}) as asking:
-        assert asking.ask("/blockfrost/preview/api/v0/").json()["error"] == "unknown_path"
+    with short_folder() as folder, served(folder, utxo={"index": index}, blockfrost={"enabled": False}) as api:
+        assert api.ask("/blockfrost/preview/api/v0/").json()["error"] == "unknown_path"
         for path in (f"*/{address[29:57].hex()}", f"{'00' * 28}.*"):
-            refused = asking.ask(f"/kupo/matches/{path}")
+            refused = api.ask(f"/kupo/matches/{path}")
             assert refused.status_code == 503 and "utxo.index." in refused.json()["hint"]
         for path, kept in (
             (CODEC.write(address), lambda other: other.output.address == address),
             (f"{address[1:29].hex()}/{address[29:57].hex()}", lambda other: other.output.address == address),
         ):
-            compare(asking, f"/matches/{path}", kept)
+            compare(api, f"/matches/{path}", kept)
 
 
 PIECES = st.sampled_from(
@@ -353,7 +353,7 @@ VALUES = st.sampled_from(["", "=", "=1", "=99999999999999999999", "=1.00", "=x",
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(PIECES, max_size=5), st.lists(st.tuples(NAMES, VALUES), max_size=4))
-def test_random_paths(kupo: Asked, path: list[str], query: list[tuple[str, str]]) -> None:
+def test_random_paths(kupo: Api, path: list[str], query: list[tuple[str, str]]) -> None:
     given = "&".join(name + value for name, value in query)
     answer = kupo.ask(f"/kupo/matches/{''.join(path)}?{given}")
     assert answer.status_code in (200, 400, 404, 503), answer.text
@@ -361,7 +361,7 @@ def test_random_paths(kupo: Asked, path: list[str], query: list[tuple[str, str]]
     assert isinstance(content, list) if answer.status_code == 200 else content["hint"]
 
 
-def test_the_commands_of_the_documentation(kupo: Asked) -> None:
+def test_the_commands_of_the_documentation(kupo: Api) -> None:
     text = (ROOT / "docs" / "clients.md").read_text()
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("curl ")]
     assert len(commands) >= 4

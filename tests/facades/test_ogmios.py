@@ -12,7 +12,7 @@ import httpx
 import pytest
 from chain_model import Coin
 from preview import CODEC, before, blocks, coins, own_listener, served
-from questions import Asked, short_folder
+from questions import Api, short_folder
 from raw_http import Connection, get
 from stand_in import PARAMETERS, Node, node
 from websockets.sync.client import ClientConnection, connect
@@ -26,8 +26,8 @@ UTXO = "queryLedgerState/utxo"
 class Served:
     """A daemon, where its front listens, and the node behind it."""
 
-    def __init__(self, asking: Asked, port: int, upstream: Node) -> None:
-        self.asking, self.upstream = asking, upstream
+    def __init__(self, api: Api, port: int, upstream: Node) -> None:
+        self.api, self.upstream = api, upstream
         self.http, self.ws = f"http://127.0.0.1:{port}/", f"ws://127.0.0.1:{port}/"
 
     def post(self, request: Any, status: int = 200) -> Any:
@@ -42,10 +42,10 @@ def front() -> Iterator[Served]:
     with (
         node() as upstream,
         short_folder() as folder,
-        served(folder, ogmios={"listen": listen}, upstream={"ogmios": upstream.url}) as asking,
+        served(folder, ogmios={"listen": listen}, upstream={"ogmios": upstream.url}) as api,
     ):
-        asking.ask("/health/live")
-        yield Served(asking, port, upstream)
+        api.ask("/health/live")
+        yield Served(api, port, upstream)
 
 
 def request(method: str, number: object = 1, **params: Any) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_submitted_transactions_are_pending(front: Served, over: str) -> None:
         answer = front.post(asked)
     txid = read_transaction(raw).txid.hex()
     assert answer["result"]["transaction"]["id"] == txid
-    assert front.asking.get(f"/api/v1/txs/{txid}")["status"] == "unmined"
+    assert front.api.get(f"/api/v1/txs/{txid}")["status"] == "unmined"
 
 
 def test_several_posts_on_one_connection(front: Served) -> None:
@@ -191,8 +191,8 @@ def test_other_http_requests(front: Served) -> None:
 
 def test_without_a_node() -> None:
     port, listen = own_listener()
-    with short_folder() as folder, served(folder, before(), *blocks()[:2], ogmios={"listen": listen}) as asking:
-        asking.ask("/health/live")
+    with short_folder() as folder, served(folder, before(), *blocks()[:2], ogmios={"listen": listen}) as api:
+        api.ask("/health/live")
         with connect(f"ws://127.0.0.1:{port}/") as socket:
             here, away = talk(socket, request(TIP), request("queryLedgerState/epoch", 2))
         assert here["result"]["slot"] == blocks()[1].slot
