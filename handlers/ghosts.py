@@ -16,7 +16,7 @@ from storage.history.layout import Flags, Numbers, Records, outputs_in, words
 from storage.history.mined import RolledBack
 from storage.rows import TxFlag
 
-LEAST = 50  # transactions of a rollback
+LEAST = 500  # transactions of a rollback
 GENERATIONS = 8
 
 
