@@ -53,7 +53,7 @@ class Chain:
         return Output(to, value)
 
     def enrich(self, wallet: bytes, outputs: int) -> Iterator[BlockApplied]:
-        """Pay to one wallet so many times, forty transactions a block."""
+        """Pay to one wallet a number of times, forty transactions a block."""
         for _ in range(outputs // (40 * _PAID_AT_ONCE)):
             rich = [[self._rich(wallet) for _ in range(_PAID_AT_ONCE)] for _ in range(40)]
             yield self._block([Tx(self._random.randbytes(32), [], outputs) for outputs in rich])

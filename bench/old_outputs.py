@@ -32,7 +32,7 @@ _MARK = "old.json"
 
 
 class OldSet(msgspec.Struct, frozen=True):
-    """So many outputs, two in each transaction; `busy` per cent of them belong to one address."""
+    """A number of outputs, two in each transaction; `busy` per cent of them belong to one address."""
 
     outputs: int
     seed: int = 1

@@ -112,7 +112,7 @@ def _configured(folder: Path, *, enabled: bool) -> tuple[Config, Path]:
 
 
 def _fill(folder: Path, what: str, rows: int) -> BlockApplied:
-    """Make a store in which so much is due, and return its last block."""
+    """Make a store in which this much is due, and return its last block."""
     folder.mkdir(parents=True)
     config, _ = _configured(folder, enabled=False)
     with open_disk(config) as disk:
@@ -134,7 +134,7 @@ def _fill(folder: Path, what: str, rows: int) -> BlockApplied:
 
 
 def _chain(outputs: int) -> Iterator[BlockApplied]:
-    """Yield blocks that create so many outputs, those that spend them, and as many more as bury these."""
+    """Yield blocks that create these outputs, blocks that spend them, and as many empty ones above these as needed."""
     last: BlockApplied | None = None
     makers = outputs // _PER_BLOCK
     for number in range(makers):

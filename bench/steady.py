@@ -185,7 +185,7 @@ def _rows(daemon: Daemon, chain: Payments, blocks: int, every: int) -> Iterator[
 
 
 def slopes(rows: list[Row]) -> dict[str, tuple[float, float]]:
-    """Return how fast each figure grows for so many blocks, by least squares, and as a share of its mean."""
+    """Return how fast each figure grows for a number of blocks, by least squares, and as a share of its mean."""
     found, heights = dict[str, tuple[float, float]](), [row.height / _PER for row in rows]
     for name in Row.__struct_fields__[1:]:
         values = [float(getattr(row, name)) for row in rows]

@@ -98,7 +98,7 @@ class Reader:
         return await (self._line() if self.encoding == "json" else self._frame())
 
     def at_hand(self, most: int) -> list[bytes]:
-        """Return the next messages that are read whole, so many at most, with space reserved for them in the inbox.
+        """Return the next messages that are complete, at most `most`, with space reserved for them in the inbox.
 
         None where one is long, or there is no space for all of them at once.
         """

@@ -42,7 +42,7 @@ log = structlog.get_logger("recovery")
 
 _LEAVE_S = 2.0  # for the last statuses to be written to the database at shutdown
 _AWAY_S = 5.0  # between two attempts to reach the database
-_LOOKS_A_SECOND = 400  # checks of transactions that only wait: with more of them, each is checked less often
+_ATTEMPTS_A_SECOND = 400  # checks of transactions that only wait: with more of them, each is checked less often
 _LONGEST_PATIENCE_S = 600.0
 _FAR_BEHIND = 1  # blocks: if farther behind, it proves nothing that a transaction is unknown here
 _LONGEST_ANSWER = 64 << 20  # bytes of a node's
@@ -212,7 +212,7 @@ async def recover_along(
 
 def _patience(manager: Manager) -> float:
     """Return how long waiting rows are left alone: commits wake them anyway, an attempt is for missed facts."""
-    return min(manager.numbers.backlog["pending"] / _LOOKS_A_SECOND, _LONGEST_PATIENCE_S)
+    return min(manager.numbers.backlog["pending"] / _ATTEMPTS_A_SECOND, _LONGEST_PATIENCE_S)
 
 
 def _node(config: Config) -> list[Breaker]:

@@ -43,7 +43,7 @@ class Overtaken(Exception):
 
 
 def lock_ttl(records: int) -> int:
-    """Return the seconds after which the lock of so many pages' creator counts no more."""
+    """Return the seconds after which the lock of a creator expires, by the number of pages."""
     return min(30 + 2 * records, 300)
 
 

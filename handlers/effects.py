@@ -30,13 +30,13 @@ class Effects:
         return self._block.first, self._block.first + self._block.numbers
 
     def created(self, start: int = 0) -> Iterator[Entry]:
-        """Yield what it created, in chain order, as it was before it was spent; so many are left out."""
+        """Yield what it created, in chain order, as it was before it was spent; the first ones are left out."""
         numbers = self._shot.stored.outputs.within(*self._range())[start:].tolist()
         for at in range(0, len(numbers), _STEP):
             yield from self._shot.born(numbers[at : at + _STEP])
 
     def spent(self, start: int = 0) -> Iterator[Entry]:
-        """Yield what it spent, in the order of spending, with the spender; so many are left out."""
+        """Yield what it spent, in the order of spending, with the spender; the first ones are left out."""
         stored, replace = self._shot.stored, msgspec.structs.replace
         spends = stored.undo(self._ordinal) or []
         for at in range(start, len(spends), _STEP):

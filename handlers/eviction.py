@@ -150,7 +150,7 @@ class Evictor:
         return record is not None and record.creating and large(self._rules, tx)
 
     def refusal(self, view: TxView, evicted: int) -> PendingFull:
-        """Return why a submission is refused for which so many evictions were not enough."""
+        """Return why a submission is refused although this many others were evicted for it."""
         totals = view.rows.totals
         what = f"{totals.count} transactions of {totals.size} bytes wait for a block: there is no space for another"
         advice = "send it again later, or raise transactions.max_pending_count and max_pending_bytes"

@@ -70,7 +70,7 @@ class Outline(ABC):
         self.txid, self.outputs, self.piece = txid, outputs, piece
 
     def decode(self, count: int, first: int) -> list[Output]:
-        """Return the next outputs, so many from the one of the number `first` on.
+        """Return the next outputs from the one of the number `first` on.
 
         Raises:
             Refused: they can't be read.

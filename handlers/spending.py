@@ -163,7 +163,7 @@ def count_page(record: Record, by: int) -> None:
     """Count a page that became all spent, or stopped being so.
 
     Raises:
-        TxFault: `INVALID_PARAMETER`: there are not so many pages.
+        TxFault: `INVALID_PARAMETER`: there are fewer pages.
     """
     count = (record.spent_pages or 0) + by
     if not 0 <= count <= record.pages:

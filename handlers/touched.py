@@ -63,7 +63,7 @@ def _listed(shot: Snapshot, address: bytes, order: Order, after: int | None) -> 
 
 
 def _flat(parts: Iterator[Numbers], skip: int) -> Iterator[int]:
-    """Yield numbers one by one, after so many; whole parts are skipped without being read."""
+    """Yield numbers one by one, without the first ones; whole parts are skipped without being read."""
     for part in parts:
         passed = min(skip, len(part))
         skip -= passed

@@ -1,4 +1,4 @@
-"""Random tests tell the same stories in every run: what fails here fails there. Fixtures that many files share."""
+"""Fixtures that many files share, and the order of the files. Random tests repeat the same cases in every run."""
 
 import os
 import signal

@@ -23,7 +23,7 @@ UNPLAIN = (
     *("anybody", "everybody", "nobody", "stranger", "strangers", "stray", "strays", "story", "stories"),
     *("said", "saying", "told", "tells", "heard", "hear", "hears", "rings", "rung", "room", "rooms"),
     *("asks", "asked", "dies", "died", "for good", "in vain", "let go", "go on", "goes on", "give way", "gives way"),
-    *("begin again", "begins again", "sync again"),
+    *("begin again", "begins again", "sync again", "so many", "so much"),
     *("look after", "look at", "look into", "looked at", "looked into", "looks", "handed", "hands", "speaks of"),
 )
 KINDS = {".py", ".md", ".toml", ".html", ".js", ".service", ".socket"}

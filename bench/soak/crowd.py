@@ -36,7 +36,7 @@ class Crowd:
         self.sockets: list[socket.socket] = []
 
     def connect(self, clients: int) -> list[socket.socket]:
-        """Connect so many clients, as far as the daemon lets them in."""
+        """Connect a number of clients, as far as the daemon accepts them."""
         for _ in range(clients):
             client = socket.socket(socket.AF_UNIX)
             self.sockets.append(client)

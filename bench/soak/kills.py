@@ -11,7 +11,7 @@ from bench.soak.target import Answer, Broken, Link, Met, Target, any_kind
 from handlers.events import Ack, Error, TxSubmitted
 
 _BLOCKS = 70
-_THOROUGH = 4  # one life in so many ends with a walk through the whole store
+_THOROUGH = 4  # one life in this many ends with a walk through the whole store
 
 
 class Life:

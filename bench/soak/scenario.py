@@ -51,7 +51,7 @@ class Scenario:
         return [n for n in range(first, last + 1) if (self.steps[n - 1].tip if n else None) == tip]
 
     def digest(self, done: int) -> bytes:
-        """Return the digest of the live set after so many messages."""
+        """Return the digest of the live set after a number of messages."""
         return self.steps[done - 1].digest if done else digest_of([])
 
     def _fork(self, branch: str) -> None:

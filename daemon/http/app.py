@@ -180,7 +180,7 @@ class Site:
             raise Problem(400, "bad_parameter", f"stake: {error}") from error
 
     def _by_hash(self, name: str, index: str, size: int) -> Lists:
-        """Return the list of the outputs that an index has under a hash of so many bytes."""
+        """Return the list of the outputs that an index has under a hash of this length."""
         return Lists(self.query, name, lambda shot, text: shot.listed(index, hex_of(text, size, name)), self.turns)
 
     async def address_balance(self, request: Request) -> Response:

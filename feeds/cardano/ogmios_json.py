@@ -113,7 +113,7 @@ class AnyOf(Struct, frozen=True, tag_field="clause", tag="any", forbid_unknown_f
 
 
 class SomeOf(Struct, frozen=True, tag_field="clause", tag="some", forbid_unknown_fields=True):
-    """So many of some clauses."""
+    """At least a number of some clauses."""
 
     at_least: int = field(name="atLeast")
     clauses: list[Clause] = field(name="from")

@@ -208,7 +208,7 @@ class Follower:
                 await verbs.reopen(some, why, statuses)
 
     async def _confirm(self, cursor: Cursor) -> None:
-        """Confirm what is deep enough at the cursor, so many at a time."""
+        """Confirm what is deep enough at the cursor, in parts."""
         while deep := await self._storage.mined(self._store, cursor.tip + 1 - self._confirmations, _DEEP):
             await self._storage.transact(partial(self._conclude, deep))
 

@@ -11,14 +11,14 @@ from storage.recovery.rows import Claim, Settlement, Status
 
 NEVER_ARRIVED = "it never reached the chain"
 _BUSY_CAP_S = 60.0
-_LOOKS_IN_GRACE = 4  # the pauses of an unknown transaction allow for so many attempts before it is given up
+_ATTEMPTS_IN_GRACE = 4  # attempts that the pauses of an unknown transaction allow before it is given up
 _MOST_DOUBLINGS = 30
 
 Dice = Callable[[float, float], float]
 
 
 def pause(times: int, base_s: float, cap_s: float, dice: Dice) -> float:
-    """Return a pause after so many times: exponential up to a cap, with full jitter."""
+    """Return a pause after a number of attempts: exponential up to a cap, with full jitter."""
     return dice(0.0, min(cap_s, base_s * 2.0 ** min(times, _MOST_DOUBLINGS)))
 
 
@@ -49,7 +49,7 @@ def settle(claim: Claim, outcome: Outcome, settings: Recovery, dice: Dice, *, ti
                 return again(pause(0, settings.retry_base, settings.retry_cap, dice), error, attempt=False)
             if given_up(claim, settings):
                 return final("orphan", NEVER_ARRIVED, reason)
-            cap_s = min(settings.retry_cap, settings.not_found_grace_period / _LOOKS_IN_GRACE or settings.retry_cap)
+            cap_s = min(settings.retry_cap, settings.not_found_grace_period / _ATTEMPTS_IN_GRACE or settings.retry_cap)
             delay_s = max(min(patience_s, cap_s), pause(claim.not_found, settings.scan_interval, cap_s, dice))
             return again(delay_s, reason, not_found=True)
         case Transient(error, counts):
