@@ -42,8 +42,8 @@ def promises_hold(kind: str, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Target, "start", _start)
         patch.setattr(Target, "run", _run)
-        patch.setattr(crowd, "_ATTACK_S", 1.5)
-        patch.setattr(crowd, "_BLOCKS", 120)
+        patch.setattr(crowd, "_ATTACK_S", 1.0)
+        patch.setattr(crowd, "_BLOCKS", 80)
         for seed in range(ROUNDS[kind]):
             print(f"utxod bench soak --only {kind} --seed {seed}")  # pytest shows it when the test fails
             met.add(one_round(kind, folder, seed))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from copy import deepcopy
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any, NamedTuple
 
-from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, running
+from daemons import Client, Daemon, Encoding, Message, running
 from msgspec import inspect
+from patience import until
 from questions import Web
 from scenarios import address, at, digest, output, tx
 
@@ -237,13 +237,10 @@ def _still_alive(daemon: Daemon, folder: Path) -> None:
         shown = metrics.daemon_numbers(folder / "data" / "metrics")
         assert shown is not None
         client.hello()
-        until = monotonic() + PATIENCE_S
-        while True:  # the metrics thread still writes
-            later = metrics.daemon_numbers(folder / "data" / "metrics")
-            if later is not None and later.messages["Hello"] > shown.messages["Hello"]:
-                break
-            assert monotonic() < until
-            sleep(0.05)
+        until(  # the metrics thread still writes
+            lambda: metrics.daemon_numbers(folder / "data" / "metrics"),
+            lambda later: later is not None and later.messages["Hello"] > shown.messages["Hello"],
+        )
         tip = {"height": 1, "slot": 1, "prev_hash": bytes.fromhex(client.hello()["tip"]["hash"])}
         made = tx("last", *(output("last", MOST, assets=[[b"p" * 28, b"", MOST]]) for _ in range(3)))
         last = {"type": "BlockApplied", "hash": digest("last"), "time": MOST, "epoch": LEAST, "txs": [made]} | tip

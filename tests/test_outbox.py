@@ -8,14 +8,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
-from time import monotonic
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import patience
 import pytest
 from anyio.abc import UNIXSocketStream
-from daemons import PATIENCE_S, Message, encoded, error, running, statuses
+from daemons import Message, encoded, error, running, statuses
 from scenarios import at, chain, output, point, tx
 
 from daemon import outbox
@@ -244,10 +244,7 @@ def test_clients_that_do_not_read_are_bounded_together(tmp_path: Path) -> None:
         error(answer, "UTXO_ERROR")
         for client in deaf:
             client.raw(line * (MIB // len(json.dumps(answer)) + 20))  # and what the kernel holds for each
-        until, cut_off = monotonic() + PATIENCE_S, list[Message]()
-        while not cut_off:
-            assert monotonic() < until
-            cut_off = [line for line in daemon.log_lines() if line["event"] == "client_too_slow"]
+        cut_off = patience.until(lambda: [line for line in daemon.log_lines() if line["event"] == "client_too_slow"])
         blocks = chain(5)
         assert statuses(feeder.feed(blocks)) == ["applied"] * 5
         assert reader.hello()["tip"] == point(blocks[-1])

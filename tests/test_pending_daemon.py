@@ -116,13 +116,13 @@ def test_blobs_go_with_their_transactions(tmp_path: Path) -> None:
 
 def test_age(tmp_path: Path) -> None:
     one = block(None, tx("p", output("x"), output("y")))
-    with limited(tmp_path, max_pending_age="1s") as daemon, daemon.client() as client:
+    with limited(tmp_path, max_pending_age="300ms") as daemon, daemon.client() as client:
         with daemon.client() as listener:
             listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
             done(client, one, {"type": "NodeState", "state": "catching_up", "height": 1})
             done(client, submit("a", at("p")), submit("b", at("a")), submit("c"), submit("mined", at("p", 1)))
             done(client, block(one, tx("mined", output("mined0"), spends=[at("p", 1)])))
-            sleep(1.5)
+            sleep(0.5)
             assert pending(daemon) == ids(*"abc")  # the block that has it may be about to come
             done(client, {"type": "NodeState", "state": "running", "height": 2})
             told = [listener.receive() for _ in range(8)]

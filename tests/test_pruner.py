@@ -6,7 +6,6 @@ import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import anyio
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 from chains import at, back_to, block, output, tx, txid
 from daemons import Message, home
+from patience import until
 from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, LocalStore, live, open_local_store, pay, terms_of
 from stores import create, draft
 from structlog.testing import capture_logs
@@ -620,9 +620,7 @@ def test_the_commands_and_the_journal(tmp_path: Path) -> None:
             chain += blocks(3, chain[-1])
             plain = [msgspec.to_builtins(each, builtin_types=(bytes,)) for each in chain]
             client.feed([{name: part for name, part in each.items() if part is not None} for each in plain])
-            deadline = monotonic() + 30
-            while not daemon.run("prune", "status").stdout.count(b" done "):
-                assert monotonic() < deadline, daemon.log_text()
+            until(lambda: b" done " in daemon.run("prune", "status").stdout)
             pruned = listener.receive()
             assert pruned is not None
             assert (pruned["type"], pruned["status"], pruned["txid"]) == (

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import monotonic, sleep
+from time import sleep
 from typing import Any, cast
 
 import pytest
-from daemons import PATIENCE_S, Daemon, Message, running, statuses
+from daemons import Daemon, Message, running, statuses
+from patience import until
 from recovering import Lab, quick, tx
 from scenarios import at, block, output
 from scenarios import tx as made
@@ -26,12 +25,6 @@ from storage.recovery.tables import Storage
 
 PENDING, KEPT = 20, 10
 SOON = {"ttl": "1h", "scan_interval": "100ms", "max_final_count": KEPT}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="utxod-") as name:
-        yield Path(name)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -52,10 +45,7 @@ def by_status(daemon: Daemon) -> dict[str, int]:
 
 def comes_to(daemon: Daemon, **most: int) -> None:
     """Wait until there are at most so many rows of each status, and none of any other."""
-    give_up = monotonic() + PATIENCE_S
-    while any(count > most.get(status, 0) for status, count in by_status(daemon).items()):
-        assert monotonic() < give_up, by_status(daemon)
-        sleep(0.1)
+    until(lambda: by_status(daemon), lambda found: all(n <= most.get(status, 0) for status, n in found.items()))
 
 
 def test_a_flood_of_submissions_leaves_the_rows_of_what_waits(folder: Path, store: dict[str, Any]) -> None:
@@ -81,10 +71,7 @@ def test_a_flood_of_double_spends_leaves_as_many_final_rows_as_are_kept(folder: 
             client.feed(submitted(n, at("funds", n)) for n in range(200))
             wins = (made(f"wins {n}", output("bob"), spends=[at("funds", n)]) for n in range(200))
             assert statuses(client.feed([block(first, *wins)])) == ["applied"]
-        give_up = monotonic() + PATIENCE_S
-        while by_status(daemon)["deleted"] < KEPT:  # their rows may not be there yet
-            assert monotonic() < give_up
-            sleep(0.1)
+        until(lambda: by_status(daemon)["deleted"] >= KEPT)  # their rows may not be there yet
         comes_to(daemon, deleted=KEPT)
 
 

@@ -6,11 +6,9 @@ import json
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import monotonic, sleep
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -18,7 +16,7 @@ import patience
 import pytest
 from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
-from daemons import PATIENCE_S, Client, Daemon, Message, home, running, statuses, utxod
+from daemons import Client, Daemon, Message, home, running, statuses, utxod
 from questions import Web
 from scenarios import at, back_to, block, chain, digest, output, tx
 from test_metrics import scrape
@@ -27,12 +25,6 @@ from test_verify import apart
 
 SOON = {"ttl": "200ms", "scan_interval": "200ms", "confirmations": 3, "lease_duration": "2s"}
 FUNDS = tx("funds", *(output("ann", 10 + n) for n in range(8)))
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="utxod-") as name:
-        yield Path(name)
 
 
 def until(what: Callable[[], Any], wanted: Any) -> None:
@@ -220,10 +212,7 @@ def test_what_is_discarded_claims_nothing(folder: Path) -> None:
         daemon.start()
         until(lambda: rows(daemon)[digest("tx", "rival").hex()], "deleted")
     with running(folder, recovery=shared) as daemon, daemon.client() as client:
-        give_up = monotonic() + PATIENCE_S
-        while client.ask({"type": "TxSubmitted", "tx": pay("third", 0)}).get("status") != "accepted":
-            assert monotonic() < give_up
-            sleep(0.1)
+        until(lambda: client.ask({"type": "TxSubmitted", "tx": pay("third", 0)}).get("status"), "accepted")
         assert client.ask({"type": "OutputsFrozen", "outpoints": [at("other")]})["status"] == "accepted"
         said(daemon, "discard", digest("tx", "other").hex())
         until(lambda: "discard_refused" in daemon.events(), True)

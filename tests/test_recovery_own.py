@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -55,12 +53,6 @@ judge = Judge()
 METADATA = "Metadata-Version: 2.1\nName: acme-recovery\nVersion: 1.0\n"
 ENTRY_POINTS = "[utxod.recovery_handlers]\njudge = acme_recovery.handlers:Judge\nlost = acme_recovery.gone:Judge\n"
 CLASS = "acme_recovery.handlers:"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="utxod-") as name:
-        yield Path(name)
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 from chains import LEAVES
 from corruption import U32, Hand, harm, opened
 from daemons import PATIENCE_S, ROOT, Daemon, environment, home, running, statuses
+from patience import until
 from scenarios import chain, expected
 
 from storage.copies import remove_stale, temporary
@@ -117,11 +118,8 @@ def interrupted(daemon: Daemon, number: signal.Signals) -> int:
 
 def ended(pids: list[int]) -> None:
     """Wait until processes that are not our children have ended."""
-    until = monotonic() + PATIENCE_S
-    for pid in pids:
-        while (path := Path(f"/proc/{pid}/stat")).exists() and ") Z " not in path.read_text():
-            assert monotonic() < until, f"process {pid} lives on"
-            sleep(0.002)
+    for path in (Path(f"/proc/{pid}/stat") for pid in pids):
+        until(lambda path=path: not path.exists() or ") Z " in path.read_text(), why=f"{path} is there")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
