@@ -207,7 +207,7 @@ def test_an_error_names_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for _ in range(9):
             feed(chain, tip := block(tip))
         prune_all(chain)
-        with pytest.raises(ChainMoved, match=f"block 1 {first.hash.hex()}, .* is below the rollback floor"):
+        with pytest.raises(ChainMoved, match=f"block 1 {first.hash.hex()}, .* is now below the rollback floor"):
             next(passed)
 
 
