@@ -50,12 +50,12 @@ class PoolRows:
         """Forget what was read, and what was changed and is not written."""
         self._records: dict[bytes, Record | None] = {}
         self._indexed: dict[bytes, Indexed] = {}  # of these records
-        self._changed: set[bytes] = set()
+        self._changed: dict[bytes, None] = {}
         self._pages: dict[bytes, dict[int, Page | None]] = {}  # further ones
         self._changed_pages: set[tuple[bytes, int]] = set()
         self._others: dict[bytes, dict[bytes, bytes | None]] = {}  # names, what is long and locks: by the key's rest
         self._claims: dict[bytes, bytes | None] = {}  # by their keys; None is no claim
-        self._changed_claims: set[bytes] = set()  # the keys of those that are not written
+        self._changed_claims: dict[bytes, bytes | None] = {}  # those that are not written
         self._totals: Totals | None = None  # with what is not written yet
         self._recount = False  # others may have ended meanwhile
         self._next_number: int | None = None
@@ -94,7 +94,7 @@ class PoolRows:
         """Change a record, or add one."""
         self.record(txid)
         self._records[txid] = record
-        self._changed.add(txid)
+        self._changed[txid] = None
         if record.unmined_since is None:
             self._recount |= self._is_new(txid) or self._indexed.get(txid, NOWHERE)[3] is not None
 
@@ -106,7 +106,7 @@ class PoolRows:
             totals.size += record.weight
         self._records[txid] = record
         self._indexed[txid] = NOWHERE
-        self._changed.add(txid)
+        self._changed[txid] = None
 
     def page(self, txid: bytes, number: int) -> Page | None:
         """Return a page; number 0 is the record."""
@@ -252,7 +252,7 @@ class PoolRows:
         """Change a claim, or remove it."""
         key = claim_key(txid, page, slot)
         self._claims[key] = by
-        self._changed_claims.add(key)
+        self._changed_claims[key] = by
 
     # --- submissions ---------------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class PoolRows:
                 self._totals = Totals(self._totals.count - 1, self._totals.size - counted[4])
             move(self.pool, self.txn, [(txid, self._indexed.pop(txid, NOWHERE), NOWHERE)])
         self._records[txid] = None
-        self._changed.discard(txid)
+        self._changed.pop(txid, None)
 
     def _forget_page(self, txid: bytes, number: int) -> None:
         """Forget what is in memory of a page."""
@@ -329,7 +329,7 @@ class PoolRows:
         if not (self._changed or self._changed_pages or self._others):
             return
         rows, moved = list[tuple[bytes, bytes]](), list[tuple[bytes, Indexed, Indexed]]()
-        for txid in self._changed:
+        for txid in self._changed:  # in the order in which memory has them
             record = self._records[txid]
             assert record is not None
             if record.unmined_since is None:
@@ -352,7 +352,7 @@ class PoolRows:
         rows.sort()
         self.txn.cursor(self.pool.tx).putmulti(rows)
         move(self.pool, self.txn, moved)
-        self._changed, self._changed_pages, self._others = set(), set(), {}
+        self._changed, self._changed_pages, self._others = {}, set(), {}
         self._recount, self._totals = False, None
         if len(self._records) > _MOST:
             self.forget()
@@ -360,8 +360,9 @@ class PoolRows:
     def _flush_claims(self) -> None:
         if not self._changed_claims:
             return
-        rows = [(key, seal_bytes(by)) for key in sorted(self._changed_claims) if (by := self._claims[key]) is not None]
-        for key in sorted(key for key in self._changed_claims if self._claims[key] is None):
+        changed = self._changed_claims.items()
+        for key in sorted([key for key, by in changed if by is None]):
             self.txn.delete(key, db=self.pool.claim)
+        rows = sorted([(key, seal_bytes(by)) for key, by in changed if by is not None])
         self.txn.cursor(self.pool.claim).putmulti(rows)
         self._changed_claims.clear()
