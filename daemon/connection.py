@@ -178,8 +178,7 @@ class Connection:
             try:
                 if messages and not self._reader.feeding:  # the feeder need not wait
                     await self._hub.turns.next()
-                while messages and not self._reader.ended and not self._outbox.closed:
-                    await self._route(messages)
+                await self._route(messages)
             finally:
                 self._channel.release(*map(len, messages))  # cancelled, or ended
 
@@ -193,25 +192,27 @@ class Connection:
             self._outbox.encoding = self._reader.encoding or "frames"
 
     async def _route(self, messages: deque[bytes | bytearray]) -> None:
-        """Pass the first of some messages to its consumer.
+        """Pass messages to their consumer, until one ends the connection.
 
         The answer to one that is refused here still keeps its place.
         """
-        raw, refusal = messages[0], None
-        self._hub.numbers.bytes_in += len(raw)
-        try:
-            kind = wire.peek(raw, self._outbox.encoding)
-            self._hub.numbers.count_message(kind)
-            if kind in _OWN:
-                await self._answer_myself(raw, kind)
-                self._channel.release(len(messages.popleft()))
-                return
-            if self._feeds(kind):
-                await self._be_feeder(kind)
-        except Refused as refused:
-            refusal = refused.refusal
-            self._reader.ended = refusal.broken and self._reader.encoding == "frames"
-        self._deliver(messages.popleft(), refusal)
+        numbers = self._hub.numbers
+        while messages and not self._reader.ended and not self._outbox.closed:
+            raw, refusal = messages[0], None
+            numbers.bytes_in += len(raw)
+            try:
+                kind = wire.peek(raw, self._outbox.encoding)
+                numbers.count_message(kind)
+                if kind in _OWN:
+                    await self._answer_myself(raw, kind)
+                    self._channel.release(len(messages.popleft()))
+                    continue
+                if self._feeds(kind):
+                    await self._be_feeder(kind)
+            except Refused as refused:
+                refusal = refused.refusal
+                self._reader.ended = refusal.broken and self._reader.encoding == "frames"
+            self._deliver(messages.popleft(), refusal)
 
     def _feeds(self, kind: str) -> bool:
         """Return whether only the feeder may send this message; refuse what this client may not send at all."""

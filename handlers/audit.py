@@ -291,7 +291,7 @@ class _Audit:
             heights, subtrees = len(record.block_heights), len(record.subtree_idxs)
             yield f"{name} has {len(record.block_ids)} blocks, {heights} heights and {subtrees} subtrees"
         if not set(record.main_ids) <= set(record.block_ids):
-            yield f"{name} is on the longest chain in a block that it is not in: {record.main_ids}"
+            yield f"{name} is on the longest chain in a block that it is not in: {[*record.main_ids]}"
         if bool(record.main_ids) == (record.unmined_since is not None):
             state = "mined and unmined" if record.main_ids else "neither mined nor unmined"
             yield f"{name} is {state}"

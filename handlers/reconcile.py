@@ -343,9 +343,9 @@ def _rewrite(view: TxView, txid: bytes, record: Record, stored: _Stored, right: 
         for index, moves in stored.moves.items()
         if index in right and right[index][:HASH] == stored.rows[index][:HASH] == moves[-1].new_hash
     }
-    record.reassignments = [
-        replace(each, spent=_is_gone(view, right[index])) for index, moves in moved.items() for each in moves
-    ]
+    record.reassignments = tuple(
+        [replace(each, spent=_is_gone(view, right[index])) for index, moves in moved.items() for each in moves]
+    )
     for index, moves in given:
         if index in moved:
             view.pool.reassigned.put(view.txn, txid, index, moves)

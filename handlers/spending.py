@@ -182,15 +182,15 @@ def mine(
     What was entered first stays, unless this is `certain`: then it is what the active chain says.
     """
     if block_id not in record.block_ids:
-        record.block_ids = [*record.block_ids, block_id]
-        record.block_heights = [*record.block_heights, height]
-        record.subtree_idxs = [*record.subtree_idxs, subtree]
+        record.block_ids = (*record.block_ids, block_id)
+        record.block_heights = (*record.block_heights, height)
+        record.subtree_idxs = (*record.subtree_idxs, subtree)
     elif certain:
         n = record.block_ids.index(block_id)
-        record.block_heights = [*record.block_heights[:n], height, *record.block_heights[n + 1 :]]
-        record.subtree_idxs = [*record.subtree_idxs[:n], subtree, *record.subtree_idxs[n + 1 :]]
+        record.block_heights = (*record.block_heights[:n], height, *record.block_heights[n + 1 :])
+        record.subtree_idxs = (*record.subtree_idxs[:n], subtree, *record.subtree_idxs[n + 1 :])
     if longest and block_id not in record.main_ids:
-        record.main_ids = [*record.main_ids, block_id]
+        record.main_ids = (*record.main_ids, block_id)
     if longest:
         record.unmined_since = None
     record.locked = record.locked_by_operator = record.creating = False
@@ -206,7 +206,7 @@ def unmine(record: Record, block_id: int, now: int) -> None:
         record.block_ids = record.block_ids[:at] + record.block_ids[at + 1 :]
         record.block_heights = record.block_heights[:at] + record.block_heights[at + 1 :]
         record.subtree_idxs = record.subtree_idxs[:at] + record.subtree_idxs[at + 1 :]
-        record.main_ids = [other for other in record.main_ids if other != block_id]
+        record.main_ids = tuple([other for other in record.main_ids if other != block_id])
     if not record.main_ids and record.unmined_since is None:
         record.unmined_since = min(now, HIGHEST if record.born is None else record.born)
     record.locked = record.locked_by_operator = record.creating = False

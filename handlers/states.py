@@ -61,7 +61,7 @@ MOVES = (
 BY_FACT = {(move.status, move.cause): move for move in MOVES}
 
 
-def set_mined(view: TxView, txid: bytes, at: Mined, *, longest: bool = True, unset: bool = False) -> list[int]:
+def set_mined(view: TxView, txid: bytes, at: Mined, *, longest: bool = True, unset: bool = False) -> tuple[int, ...]:
     """Enter a block, or remove it; return the blocks that the transaction is in then.
 
     Raises:
@@ -69,7 +69,7 @@ def set_mined(view: TxView, txid: bytes, at: Mined, *, longest: bool = True, uns
     """
     held = view.get(txid)
     if held is None and unset:
-        return []
+        return ()
     if held is not None:
         (_refuse_to_unset if unset else _refuse_to_set)(view, held, at)
     record = view.need(txid)
@@ -190,7 +190,7 @@ def reassign(view: TxView, outpoint: OutPoint, new_hash: bytes, address: bytes) 
     view.rows.put_name(held.txid, held.record, number, slot, new_hash)
     view.rows.put_claim(held.txid, number, slot, None)
     since = height + view.rules.reassign_delay
-    page.reassignments = [*page.reassignments, Reassignment(slot, row[:HASH], new_hash, height, since)]
+    page.reassignments = (*page.reassignments, Reassignment(slot, row[:HASH], new_hash, height, since))
     page.spendable_in = {**page.spendable_in, slot: since}
     view.rows.put_page(held.txid, number, page)
     known = view.pool.reassigned.find(view.txn, *outpoint) or Moves(_first_owner(view, outpoint), [])

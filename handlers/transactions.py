@@ -327,7 +327,8 @@ class TxView:
         if page is None or all(each.slot != slot or each.spent == spent for each in page.reassignments):
             return False
         was = page.all_spent
-        page.reassignments = [replace(each, spent=spent) if each.slot == slot else each for each in page.reassignments]
+        moved = [replace(each, spent=spent) if each.slot == slot else each for each in page.reassignments]
+        page.reassignments = tuple(moved)
         if number:
             record.spent_pages = (record.spent_pages or 0) + page.all_spent - was
             self.rows.put_page(txid, number, page)

@@ -144,9 +144,9 @@ class TxQuery:
             preserve_until=record.preserve_until,
             delete_at_height=record.delete_at,
             spending_height=record.spending_height,
-            block_ids=record.block_ids,
-            block_heights=record.block_heights,
-            subtree_idxs=record.subtree_idxs,
+            block_ids=[*record.block_ids],
+            block_heights=[*record.block_heights],
+            subtree_idxs=[*record.subtree_idxs],
             conflicting_children=[child.hex() for child in record.conflicting_children],
             deleted_children=[child.hex() for page in pages.values() for child in page.deleted_children],
             reassignments=[

@@ -44,7 +44,7 @@ class Page(Struct, array_like=True):
     spent: int = 0
     creating: bool = False
     deleted_children: list[bytes] = []
-    reassignments: list[Reassignment] = []
+    reassignments: tuple[Reassignment, ...] = ()
     spendable_in: dict[int, int] = {}
 
     @property
@@ -84,10 +84,10 @@ class Record(Page, array_like=True):
     preserve_until: int | None = None
     delete_at: int | None = None
     spending_height: int | None = None
-    block_ids: list[int] = []
-    block_heights: list[int] = []
-    subtree_idxs: list[int | None] = []
-    main_ids: list[int] = []
+    block_ids: tuple[int, ...] = ()
+    block_heights: tuple[int, ...] = ()
+    subtree_idxs: tuple[int | None, ...] = ()
+    main_ids: tuple[int, ...] = ()
     conflicting_children: list[bytes] = []
     fee: int | None = None
     size: int | None = None

@@ -195,8 +195,8 @@ def draft(
     record.created_at = record.created_at if created_at is None else created_at
     if mined:
         record.born = record.unmined_since = None
-        record.block_ids, record.main_ids = [at.block_id for at in mined], [at.block_id for at in mined]
-        record.block_heights, record.subtree_idxs = [at.height for at in mined], [at.subtree for at in mined]
+        record.block_ids = record.main_ids = tuple(at.block_id for at in mined)
+        record.block_heights, record.subtree_idxs = tuple(at.height for at in mined), tuple(at.subtree for at in mined)
     return record
 
 

@@ -177,7 +177,7 @@ def given(**fields: Any) -> Damage:
         kept = store.record(txn, name("r"))
         assert kept is not None
         [each] = kept.reassignments
-        kept.reassignments = [replace(each, **fields)]
+        kept.reassignments = (replace(each, **fields),)
         store.put_record(txn, name("r"), kept)
 
     return damage
@@ -232,8 +232,8 @@ KINDS: dict[str, tuple[Damage, str]] = {
     "an end that is not there": (record("gone", delete_at=None), "should have a height at which it is deleted"),
     "an end of what is preserved": (record("raw", delete_at=9), "is preserved until 50, and to be deleted at 9"),
     "an end of a loser that is not there": (record("l", delete_at=None), "should have a height at which it is"),
-    "a block on the longest chain that it is not in": (record("m", main_ids=[2, 77]), "that it is not in: [2, 77]"),
-    "blocks without heights": (record("m", block_heights=[]), "has 1 blocks, 0 heights"),
+    "a block on the longest chain that it is not in": (record("m", main_ids=(2, 77)), "that it is not in: [2, 77]"),
+    "blocks without heights": (record("m", block_heights=()), "has 1 blocks, 0 heights"),
     "mined and unmined": (record("m", unmined_since=2), "is mined and unmined"),
     "neither mined nor unmined": (record("u", unmined_since=None), "is neither mined nor unmined"),
     "a body without a record": (put(name("x") + BODY, pack(NO_BODY)), "has a body, but no record"),
@@ -243,7 +243,7 @@ KINDS: dict[str, tuple[Damage, str]] = {
     "names without a record": (put(name("x") + keys.u32(1) + MASTER, digest("h")), "names of page 1"),
     "a claim of a page without a record": (put(name("x") + keys.u32(1) + MASTER, BY_U, "tx_claim"), "has no record"),
     "a row of no kind": (put(name("x") + b"123", b"what"), "is none that the transaction store has"),
-    "a reassignment that its record does not know": (record("r", reassignments=[]), "its record does not say so"),
+    "a reassignment that its record does not know": (record("r", reassignments=()), "its record does not say so"),
     "a reassignment at another height": (
         given(height=1),
         "was reassigned at [(1, 1003)] by its record, at [(3, 1003)]",
@@ -305,7 +305,7 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
         both(slot("r", 0, 1, BY_U, spent=1), given(spent=True)),
         "is unspent in the UTXO store, its reassignment does not count it so",
     ),
-    "waiting, and in a block": (record("m", main_ids=[], unmined_since=2, delete_at=None), "its record says it waits"),
+    "waiting, and in a block": (record("m", main_ids=(), unmined_since=2, delete_at=None), "its record says it waits"),
     "claims of what is not there": (put(name("nobody") + MASTER + MASTER, BY_U, "tx_claim"), "which does not have it"),
 }
 

@@ -112,7 +112,7 @@ def test_outputs_of_the_chain_without_a_record(local: LocalStore) -> None:
     assert [local.look(at("fund", index)).status for index in (1, 4)] == ["NOT_FOUND", "NOT_FOUND"]
     assert local.look(at("unknown")).status == "NOT_FOUND"
     record = local.record("fund")
-    assert (record.block_ids, record.block_heights, record.subtree_idxs) == ([71], [2], [1])
+    assert (record.block_ids, record.block_heights, record.subtree_idxs) == ((71,), (2,), (1,))
     assert (record.total, record.fee, record.size, record.is_coinbase, record.mined) == (4, 3, 250, False, True)
     assert local.record("coinbase").spending_height == 1 + MATURITY
     with pytest.raises(TxFault, match="not"), local.disk.read() as txn:
@@ -180,7 +180,7 @@ def test_a_reassignment_needs_a_record(local: LocalStore) -> None:
     local.write(lambda view: states.reassign(view, out, new, b"heir"))
     record = local.record("fund")
     assert (record.recorded, record.spent, record.counted) == (3, 2, 4)
-    assert record.reassignments == [Reassignment(2, output_hash(*out, body(PAY)), new, HEIGHT, HEIGHT + 4)]
+    assert record.reassignments == (Reassignment(2, output_hash(*out, body(PAY)), new, HEIGHT, HEIGHT + 4),)
     assert local.look(out) == Looked("IMMATURE", new)
     assert local.look(at("fund")).spender == (txid("child"), 0), "the claim came along"
     early = refusal(local, lambda view: submit(view, child("heir", out)))
@@ -210,7 +210,7 @@ def test_a_record_has_all_that_the_chain_has(need: Callable[[TxView], object], l
     record = local.record("fund")
     assert (record.outputs, record.recorded, record.spent, record.total) == (4, 3, 1, 4)
     assert (counted.outputs, counted.recorded, counted.spent, counted.total) == (4, 3, 1, 4)
-    assert (record.block_ids, record.main_ids, record.fee, record.size) == ([71], [71], 3, 250)
+    assert (record.block_ids, record.main_ids, record.fee, record.size) == ((71,), (71,), 3, 250)
     with local.disk.read() as txn:
         view = local.real.view(txn)
         assert dict(view.slots(txid("fund"))) == slots
@@ -320,7 +320,7 @@ def test_a_block_of_bytes_mines_what_waits(local: LocalStore) -> None:
     third = block(SECOND, child("child", at("fund")), child("rival", at("fund", 2)))
     take(Turns(local.chain), message(third, Listener()))
     record, loser = local.record("child"), local.record("loser")
-    assert (record.mined, record.block_heights, record.conflicting) == (True, [3], False)
+    assert (record.mined, record.block_heights, record.conflicting) == (True, (3,), False)
     assert (loser.mined, loser.conflicting) == (False, True)
     assert local.look(at("fund", 2)).spender == (txid("rival"), 0)
 

@@ -31,7 +31,7 @@ def held(view: TxView, name: str) -> Record:
 
 def mine(view: TxView, name: str) -> None:
     record = held(view, name)
-    record.unmined_since, record.block_ids = None, [7]
+    record.unmined_since, record.block_ids = None, (7,)
     view.put(txid(name), record)
 
 

@@ -187,7 +187,7 @@ def test_a_repeated_coinbase_is_rolled_back_to_the_first(local: LocalDaemon, cli
     two = block(one)
     done(client, one, two, block(two, reward), back_to(two))
     kept = local.record("reward")
-    assert kept is not None and kept.mined and not kept.conflicting and kept.block_heights == [1]
+    assert kept is not None and kept.mined and not kept.conflicting and kept.block_heights == (1,)
 
 
 # --- operators -------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it has
     "runs": (Manifest([Run(1, 2, 3, 4, 5, 6)], [Merge([1], 2, 0, 3)], [7], Count(8, 9, 10, 11)), 4),
     "job": (Job(1, 2, "applied", "done", 1.5), 15),
     "page": (pool_layout.Page(3, 2, 1), 7),
-    "record": (pool_layout.Record(3, 2, 1, total=3, block_ids=[1], fee=5, size=6), 37),
+    "record": (pool_layout.Record(3, 2, 1, total=3, block_ids=(1,), fee=5, size=6), 37),
     "body": (pool_layout.Apart(b"packed", b"raw", [(3, b"s")]), 3),
     "reassigned": (Moves(b"first", [Given(b"then", 1, 2)]), 2),
     "lock": (pool_layout.Lock(b"o", 1.0, 2.0, 3, "host", 4), 6),

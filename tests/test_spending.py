@@ -114,7 +114,7 @@ def test_a_reassigned_output_is_spendable_at_its_height(height: int, code: str |
 
 # --- being forgotten -----------------------------------------------------------------------------------------------
 
-DONE: dict[str, Any] = {"spent": 1, "block_ids": [7], "main_ids": [7], "external": True}
+DONE: dict[str, Any] = {"spent": 1, "block_ids": (7,), "main_ids": (7,), "external": True}
 # What a record says, its height of deletion before, and that after being settled at height 100.
 RULES: list[tuple[dict[str, Any], int | None, int | None]] = [
     (DONE, None, 110),
@@ -124,15 +124,15 @@ RULES: list[tuple[dict[str, Any], int | None, int | None]] = [
     (DONE | {"external": False}, None, 110),
     (DONE | {"spent": 0}, 110, None),
     (DONE | {"spent": 0}, None, None),
-    (DONE | {"block_ids": [], "main_ids": []}, 110, None),
+    (DONE | {"block_ids": (), "main_ids": ()}, 110, None),
     (DONE | {"unmined_since": 90}, 110, None),  # mined off the longest chain
     (DONE | {"unmined_since": 0}, 110, None),  # unmined since the very first
     (DONE | {"pages": 2, "spent_pages": 1}, 110, None),
     (DONE | {"pages": 2, "spent_pages": 2}, None, 110),
     (DONE | {"pages": 1, "spent_pages": None}, None, None),
     (DONE | {"recorded": 0, "spent": 0}, None, 110),  # nothing that could be spent
-    (DONE | {"reassignments": [Reassignment(0, NAME, OTHER, 1, 9)]}, 110, None),  # spent by no block yet
-    (DONE | {"reassignments": [Reassignment(0, NAME, OTHER, 1, 9, spent=True)]}, None, 110),
+    (DONE | {"reassignments": (Reassignment(0, NAME, OTHER, 1, 9),)}, 110, None),  # spent by no block yet
+    (DONE | {"reassignments": (Reassignment(0, NAME, OTHER, 1, 9, spent=True),)}, None, 110),
     (DONE | {"conflicting": True, "spent": 0}, None, 110),
     (DONE | {"conflicting": True}, 105, 105),  # set once
     (DONE | {"preserve_until": 500}, None, None),
@@ -175,36 +175,36 @@ def test_a_block_is_entered_once_by_its_id() -> None:
     mined = record(born=5, unmined_since=5, locked=True, creating=True)
     mine(mined, 7, 100, 2, longest=True)
     mine(mined, 7, 999, 9, longest=True)
-    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ([7], [100], [2])
-    assert (mined.main_ids, mined.unmined_since, mined.locked, mined.creating) == ([7], None, False, False)
+    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ((7,), (100,), (2,))
+    assert (mined.main_ids, mined.unmined_since, mined.locked, mined.creating) == ((7,), None, False, False)
     assert mined.mined
 
 
 def test_a_block_off_the_longest_chain_leaves_it_unmined() -> None:
     forked = record(born=5, unmined_since=5)
     mine(forked, 8, 100, None, longest=False)
-    assert (forked.block_ids, forked.main_ids, forked.unmined_since, forked.mined) == ([8], [], 5, False)
+    assert (forked.block_ids, forked.main_ids, forked.unmined_since, forked.mined) == ((8,), (), 5, False)
     mine(forked, 9, 100, None, longest=True)
     mine(forked, 10, 101, None, longest=False)
-    assert forked.main_ids == [9]  # what is on the longest chain stays there
+    assert forked.main_ids == (9,)  # what is on the longest chain stays there
     assert forked.unmined_since is None
 
 
 @pytest.mark.parametrize(("born", "since"), [(5, 5), (None, 101), (200, 101)])
 def test_without_its_last_block_it_is_as_old_as_it_ever_was(born: int | None, since: int) -> None:
-    mined = record(born=born, block_ids=[7], block_heights=[100], subtree_idxs=[0], main_ids=[7], locked=True)
+    mined = record(born=born, block_ids=(7,), block_heights=(100,), subtree_idxs=(0,), main_ids=(7,), locked=True)
     unmine(mined, 7, 101)
-    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs, mined.main_ids) == ([], [], [], [])
+    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs, mined.main_ids) == ((), (), (), ())
     assert (mined.unmined_since, mined.locked) == (since, False)
 
 
 def test_unmining_one_block_of_several() -> None:
-    mined = record(block_ids=[7, 8], block_heights=[100, 101], subtree_idxs=[1, None], main_ids=[7, 8])
+    mined = record(block_ids=(7, 8), block_heights=(100, 101), subtree_idxs=(1, None), main_ids=(7, 8))
     unmine(mined, 99, 101)  # not one of its blocks
-    assert (mined.block_ids, mined.unmined_since) == ([7, 8], None)
+    assert (mined.block_ids, mined.unmined_since) == ((7, 8), None)
     unmine(mined, 7, 101)
-    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ([8], [101], [None])
-    assert mined.main_ids == [8]
+    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ((8,), (101,), (None,))
+    assert mined.main_ids == (8,)
     assert mined.unmined_since is None
 
 

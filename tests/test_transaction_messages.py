@@ -75,8 +75,8 @@ def test_mined_by_message(local: LocalDaemon, client: LocalClient, listener: Loc
     done(client, mined("b", height=10, longest=False))
     kept = {name: local.record(name) for name in "ab"}
     a, b = kept["a"], kept["b"]
-    assert a is not None and (a.block_ids, a.unmined_since, a.mined) == ([], 1, False)
-    assert b is not None and (b.block_ids, b.main_ids, b.subtree_idxs) == ([9, 10], [9], [4, None])
+    assert a is not None and (a.block_ids, a.unmined_since, a.mined) == ((), 1, False)
+    assert b is not None and (b.block_ids, b.main_ids, b.subtree_idxs) == ((9, 10), (9,), (4, None))
 
 
 def test_a_block_of_the_chain_cannot_be_unset(local: LocalDaemon, client: LocalClient, listener: LocalListener) -> None:
@@ -103,7 +103,7 @@ def test_a_block_of_the_chain_cannot_be_unset(local: LocalDaemon, client: LocalC
     done(client, back_to(one))
     assert state(client, at("a"), at("p"), at("p", 1)) == ["free", by("c"), "free"]
     kept = local.record("a")
-    assert kept is not None and (kept.block_ids, kept.unmined_since) == ([], 1)
+    assert kept is not None and (kept.block_ids, kept.unmined_since) == ((), 1)
 
 
 def test_a_block_corrects_the_height_and_place_reported_before(local: LocalDaemon, client: LocalClient) -> None:
@@ -113,12 +113,12 @@ def test_a_block_corrects_the_height_and_place_reported_before(local: LocalDaemo
     done(client, mined("a", height=7, block_id=2, subtree_index=5), mined("b", height=2, subtree_index=5))
     done(client, block(one, *coins("a")))
     a = local.record("a")
-    assert a is not None and (a.block_ids, a.block_heights, a.subtree_idxs) == ([2], [2], [None])
+    assert a is not None and (a.block_ids, a.block_heights, a.subtree_idxs) == ((2,), (2,), (None,))
     refused(client.ask(mined("a", height=7, block_id=2, unset=True)), "IN_CHAIN")
     local.assert_sound()
     done(client, mined("b", height=2, unset=True))
     b = local.record("b")
-    assert b is not None and (b.block_ids, b.unmined_since) == ([], 1)
+    assert b is not None and (b.block_ids, b.unmined_since) == ((), 1)
 
 
 @pytest.mark.configured(utxo={"prune_depth": 1, "rollback_window": 1})
@@ -147,7 +147,7 @@ def test_a_transaction_unset_claims_its_inputs_again(
         for name in ("a", "b"):
             kept = local.store.record(txn, digest("tx", name))
             assert kept is not None
-            kept.block_ids, kept.block_heights, kept.subtree_idxs, kept.main_ids = [9], [9], [None], [9]
+            kept.block_ids, kept.block_heights, kept.subtree_idxs, kept.main_ids = (9,), (9,), (None,), (9,)
             kept.unmined_since = None
             local.store.put_record(txn, digest("tx", name), kept)
 
@@ -257,7 +257,7 @@ def test_rolled_back_transactions_wait_and_are_mined_again(
     held = [by("a"), by("new"), by("b"), by("b"), "free", "free", "free", "CONFLICTING"]
     assert state(client, *places) == held
     ages = [local.record(name) for name in ("a", "b", "new")]
-    assert [each and (each.unmined_since, each.block_ids) for each in ages] == [(1, []), (2, []), (3, [])]
+    assert [each and (each.unmined_since, each.block_ids) for each in ages] == [(1, ()), (2, ()), (3, ())]
     fork = block(two, parent, branch="x")
     done(client, fork)
     assert told(listener, 1) == [turn("a", "mined", 3)]

@@ -72,9 +72,9 @@ class Stored:
             "lock": self.lock(name),
             "unminedSince": record.unmined_since,
             "preserveUntil": record.preserve_until,
-            "blockIDs": record.block_ids,
-            "blockHeights": record.block_heights,
-            "subtreeIdxs": record.subtree_idxs,
+            "blockIDs": [*record.block_ids],
+            "blockHeights": [*record.block_heights],
+            "subtreeIdxs": [*record.subtree_idxs],
             "createdAt": record.created_at,
             "conflictingChildren": [self.words.name(child) for child in record.conflicting_children] or None,
             "everHadCreating": txid in self.faults.seen_creating,
@@ -171,9 +171,9 @@ def poke(txn: Txn, store: OnDisk, words: Words, op: Op) -> None:
         else:
             setattr(page, POKED[field], _poked(field, value))
     if isinstance(page, Record) and "blockIDs" in fields:
-        page.main_ids = list(page.block_ids)
-        page.block_heights = (page.block_heights + [0] * len(page.block_ids))[: len(page.block_ids)]
-        page.subtree_idxs = (page.subtree_idxs + [0] * len(page.block_ids))[: len(page.block_ids)]
+        page.main_ids = page.block_ids
+        page.block_heights = (page.block_heights + (0,) * len(page.block_ids))[: len(page.block_ids)]
+        page.subtree_idxs = (page.subtree_idxs + (0,) * len(page.block_ids))[: len(page.block_ids)]
     store.put_page(txn, txid, number, page)
 
 
@@ -190,6 +190,6 @@ def _poke_slots(txn: Txn, store: OnDisk, words: Words, txid: bytes, number: int,
 def _poked(field: str, value: Any) -> Any:
     if value is None and field in ("creating", "locked", "conflicting", "external", "isCoinbase"):
         return False
-    if value is None and field in ("blockIDs", "blockHeights", "subtreeIdxs"):
-        return []
+    if field in ("blockIDs", "blockHeights", "subtreeIdxs"):
+        return tuple(value or ())
     return value
