@@ -96,8 +96,8 @@ class Outbox:
     def written(self, answers: Sequence[Answer]) -> tuple[list[bytes], bool]:
         """Return answers as this client reads them, up to the `last` one, and whether one is that."""
         messages = [self.encoded(answer.message) for answer in answers]
-        last = next((n for n, answer in enumerate(answers, 1) if answer.last), None)
-        return messages[:last], last is not None
+        ends = [answer.last for answer in answers]
+        return (messages[: ends.index(True) + 1], True) if True in ends else (messages, False)
 
     def encoded(self, message: Outbound) -> bytes:
         """Return a message as this client reads it; errors are counted."""

@@ -7,10 +7,11 @@ path. Answers and facts are sent after the commit that makes them true.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Sized
+from collections.abc import Callable, Collection, Iterable, Sized
 from functools import partial
+from itertools import groupby
 from time import monotonic
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import structlog
 from anyio import CapacityLimiter, Lock, create_task_group, to_thread
@@ -353,18 +354,16 @@ class _Reporter:
         """Report a commit, and release the space of the messages that it applied."""
         log_commit(committed.facts, committed.view, committed.took_s)
         log_missing(self._turns.chain.take_missing())
-        later, answers = set[int](), list[Answer]()
-        for answer in committed.answers:
-            if isinstance(answer, Large):
-                send(answers)
-                answers = []
-                later.add(id(answer.delivery))
-                self._group.start_soon(self._create, answer, answer.delivery.sender.hold())
+        later = set[int]()
+        for kind, alike in groupby(committed.answers, type):
+            if kind is Large:
+                for large in cast("Iterable[Large]", alike):
+                    later.add(id(large.delivery))
+                    self._group.start_soon(self._create, large, large.delivery.sender.hold())
             else:
-                answers.append(answer)
-        send(answers)
+                send(cast("Iterable[Answer]", alike))
         self._publish(committed)
-        done(delivery for delivery in applied if id(delivery) not in later)
+        done([delivery for delivery in applied if id(delivery) not in later] if later else applied)
 
     async def _create(self, large: Large, gap: Gap) -> None:
         """Create a large transaction, one at a time; send its answer and those that waited behind it."""

@@ -231,7 +231,9 @@ class PoolRows:
         key = claim_key(txid, page, slot)
         by = self._claims.get(key, _UNREAD)
         if by is _UNREAD:
-            raw = None if self._is_new(txid) else self.txn.get(key, db=self.pool.claim)
+            if self._is_new(txid):
+                return None
+            raw = self.txn.get(key, db=self.pool.claim)
             by = self._claims[key] = None if raw is None else open_claim(key, raw)
         return by
 

@@ -109,12 +109,12 @@ class MinedStore:
 
     def resolve(self, txn: Txn, txids: Iterable[bytes]) -> None:
         """Look up many transactions at once, with what the writer has in memory, before they are requested."""
-        names = sorted(set(txids))
+        names = [*set(txids)]
         if not names:
             return
         history, ids, reads = self.blocks.history, words(b"".join(names)), self._at(txn)
         first, _ = history.find_txs(txn, ids, history.prefixes(ids))
-        self._resolved.update((names[at], None) for at in np.flatnonzero(first < 0).tolist())
+        self._resolved.update(dict.fromkeys([names[at] for at in np.flatnonzero(first < 0).tolist()]))
         numbers = distinct(first[first >= 0])
         for records in reads.transactions(numbers):
             kept = records["number"] >= reads.stored.reachable
