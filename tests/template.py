@@ -221,6 +221,8 @@ def run(request: Request) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     try:
+        if (first := request.environ.get("FIRST")) is not None:  # what changes the program for a test
+            runpy.run_path(first)
         runpy.run_module("daemon.cli", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if isinstance(end.code, int | None):

@@ -33,7 +33,7 @@ from storage.history.verify import verify
 from storage.indexes import NAMES
 
 LIVES = 8  # of each store
-SMALL = {"PYTHONPATH": f"{ROOT / 'tests' / 'torn'}:{ROOT}"}  # values small enough that each commit merges some
+SMALL = {"FIRST": str(ROOT / "tests" / "torn.py")}  # values small enough that each commit merges some
 EVERY_INDEX = {name: name != "history" for name in NAMES}  # but that one: with it nothing is pruned
 
 
@@ -332,7 +332,7 @@ def kill_reindex(daemon: Daemon) -> None:
     works += [(storage.history.reindex, "_add_touches", 1)]
     for owner, method, times in works:
         where = place(owner, method, times)
-        ended = utxod("reindex", "--config", daemon.config, PYTHONPATH=SMALL["PYTHONPATH"], DIE_IN=where)
+        ended = utxod("reindex", "--config", daemon.config, **SMALL, DIE_IN=where)
         assert ended.returncode == 1 and b"SIGKILL" in ended.stderr, (method, ended.stderr)
         with open_disk(load(daemon.config, {}), readonly=True) as disk:
             assert verify(disk, quick=True) == []

@@ -1,8 +1,9 @@
 """A store whose values are small, so that each commit merges and rewrites; and a death in the middle of its work.
 
-On the path of a process, it makes that so. With `DIE_IN=storage.history.merging:_turn:3` the process ends, as with
-`kill -9`, when that has been done for the third time: in a write transaction, with some of its rows written. What had
-nothing to do, and says so with 0, does not count. With `:merge` or `:rewrite` behind it only such turns count.
+A fork of the template runs this first where `FIRST` names it. With `DIE_IN=storage.history.merging:_turn:3` the process
+ends, as with `kill -9`, when that has been done for the third time: in a write transaction, with some of its rows
+written. What had nothing to do, and says so with 0, does not count. With `:merge` or `:rewrite` behind it only such
+turns count.
 """
 
 from __future__ import annotations
