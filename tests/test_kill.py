@@ -332,7 +332,7 @@ def kill_reindex(daemon: Daemon) -> None:
     works += [(storage.history.reindex, "_add_touches", 1)]
     for owner, method, times in works:
         where = place(owner, method, times)
-        ended = utxod("reindex", "--config", daemon.config, **SMALL, DIE_IN=where)
+        ended = utxod("reindex", "--config", daemon.config, FIRST=SMALL["FIRST"], DIE_IN=where)
         assert ended.returncode == 1 and b"SIGKILL" in ended.stderr, (method, ended.stderr)
         with open_disk(load(daemon.config, {}), readonly=True) as disk:
             assert verify(disk, quick=True) == []
