@@ -1,1 +1,1 @@
-"""Measuring: workloads, and the real path next to its peers."""
+"""Benchmarks: workloads, and the real path compared with its peers."""

@@ -1,4 +1,4 @@
-"""A real daemon process for a measurement, and what the kernel reports about it."""
+"""A real daemon process for a measurement, and the kernel's statistics about it."""
 
 from __future__ import annotations
 

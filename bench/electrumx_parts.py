@@ -1,4 +1,4 @@
-"""Runs a peer's script in ElectrumX's own environment, where it takes long lists of blocks in parts.
+"""Runs a peer's script in ElectrumX's environment, which reads long lists of blocks in parts.
 
 ElectrumX fetches some ten megabytes at a time and examines its cache after each of them. The script passes
 everything that comes before the measurement as one list, which would take all memory where an old set is in it.

@@ -1,4 +1,4 @@
-"""The facades next to our own routes: small answers of Kupo's and Blockfrost's API, and a large address streamed."""
+"""The facades compared with our own routes: small responses of Kupo's and Blockfrost's API, and a large address."""
 
 from __future__ import annotations
 

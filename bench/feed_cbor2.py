@@ -1,4 +1,4 @@
-"""The same blocks through a general CBOR decoder, for `utxod bench feed`: Alonzo and Babbage, of files that are sound.
+"""The same blocks through a general CBOR decoder, for `utxod bench feed`: Alonzo and Babbage, from valid files.
 
 It takes hashes where they are due and makes the same events, but checks nothing and stops at nothing: the measure that
 our own decoder has to hold against.

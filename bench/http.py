@@ -1,4 +1,4 @@
-"""`utxod bench http`: pages next to a constant answer, alone and while blocks are applied; an address that is large."""
+"""`utxod bench http`: pages compared with a constant response, idle and while blocks are applied; a large address."""
 
 from __future__ import annotations
 

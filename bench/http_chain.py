@@ -1,4 +1,4 @@
-"""A generated chain for queries: wallets that are queried, and blocks that are fed meanwhile."""
+"""A generated chain for queries: wallets that are queried, and blocks that are fed at the same time."""
 
 from __future__ import annotations
 

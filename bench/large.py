@@ -1,4 +1,4 @@
-"""How long a block waits while a very large transaction is created next to it."""
+"""How long a block waits while a very large transaction is created."""
 
 from __future__ import annotations
 

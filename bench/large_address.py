@@ -1,4 +1,4 @@
-"""One address with a great many outputs: what its pages cost, and what its balance costs others."""
+"""One address with very many outputs: the cost of its pages, and the effect of its balance on other requests."""
 
 from __future__ import annotations
 

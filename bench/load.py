@@ -1,4 +1,4 @@
-"""Load on an HTTP server: keep-alive connections on one loop, each with one request in flight.
+"""Load on an HTTP server: keep-alive connections on one event loop, each with one request in flight.
 
 It runs as a process of its own (`python -m bench.load`), so that its work shares no GIL with what it measures. It reads
 a `Task` from standard input and writes a `Load` to standard output, both as JSON.

@@ -1,4 +1,4 @@
-"""What an MMR store costs: catch-up and rollback next to a classic store, and how long a proof takes."""
+"""The cost of an MMR store: catch-up and rollback compared with a classic store, and the duration of a proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A set that exists before anything is measured: any number of outputs, made from a seed and held nowhere."""
+"""An initial set of outputs for a measurement: any number of outputs, generated from a seed, not kept in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peers: scripts that apply the same chain, each in a process of its own, and the chain as they read it."""
+"""The peers: scripts that apply the same chain, each in a separate process, and the chain in their formats."""
 
 from __future__ import annotations
 

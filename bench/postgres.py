@@ -1,4 +1,4 @@
-"""A real PostgreSQL from a wheel, in a folder of its own: no root, no system service, reached by a Unix socket."""
+"""A real PostgreSQL from a wheel, in a separate folder: no root, no system service, reached by a Unix socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks next to a pruner that has very much to delete: how long they wait, with and without it, and its own time."""
+"""Blocks next to a pruner with a large backlog: how long they wait, with and without it, and the pruner's own time."""
 
 from __future__ import annotations
 

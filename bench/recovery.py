@@ -1,4 +1,4 @@
-"""`utxod bench recovery`: how fast claims drain a backlog, and what a scan costs when nothing is due."""
+"""`utxod bench recovery`: how fast claims process a backlog, and the cost of a scan when nothing is due."""
 
 from __future__ import annotations
 

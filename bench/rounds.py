@@ -1,4 +1,4 @@
-"""Systems that are measured in turns, so that other work on the machine slows all of them; medians and ratios."""
+"""Systems that are measured in turns, so that other load affects all of them equally; medians and ratios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small generated chain as JSON Lines, the same every time: payments among a few hundred addresses, one fork."""
+"""A small generated chain as JSON Lines, always the same: payments among a few hundred addresses, and one fork."""
 
 from __future__ import annotations
 

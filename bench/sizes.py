@@ -1,4 +1,4 @@
-"""`utxod bench sizes`: the bytes that a store takes for each output, transaction, block and index entry."""
+"""`utxod bench sizes`: the bytes that a store needs for each output, transaction, block and index entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`utxod bench steady`: blocks at the tip for as long as one likes, on a set that stays as large as it is.
+"""`utxod bench steady`: blocks at the tip for any duration, on a set of constant size.
 
 Whatever grows then, file, free pages, memory or waiting, grows because of the store and not because of the chain.
 """

@@ -1,4 +1,4 @@
-"""What the transaction store costs, and recovery next to it: submissions, catch-up with and without, large pages."""
+"""The cost of the transaction store, and of recovery: submissions, catch-up with and without, large pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the daemon with commits that do not wait for the disk: for measurements of what it keeps, not of how fast."""
+"""Runs the daemon with commits that do not wait for the disk: for measurements of size, not of speed."""
 
 from __future__ import annotations
 

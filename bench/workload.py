@@ -1,4 +1,4 @@
-"""The chain that is applied: made up by ourselves, or read from a folder with `chain.mp` and `meta.json`.
+"""The chain that is applied: generated, or read from a folder with `chain.mp` and `meta.json`.
 
 Such a folder holds one MessagePack map a block: height, hash, prev, and txs of txid, inputs and [script, value]
 outputs. It may be put on top of an old set.

@@ -1,4 +1,4 @@
-"""Every setting: type, bounds, default and what it does for the operator. One Struct is one TOML table."""
+"""Every setting: type, bounds, default and meaning. Each Struct is one TOML table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration as TOML with every setting explained: the values in force, or a template to edit."""
+"""The configuration as TOML with every setting explained: the current values, or a template to edit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values are written: durations, sizes and endpoints, between the operator's text and the program's numbers.
+"""Conversion of durations, sizes and endpoints between the operator's text and the program's numbers.
 
 Arithmetic is in fractions, so `0.1s` is the float nearest to a tenth, and what is shown reads back as the same value.
 """

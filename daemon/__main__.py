@@ -1,4 +1,4 @@
-"""`python -m daemon` is `utxod`."""
+"""`python -m daemon` runs `utxod`."""
 
 from daemon.cli import entry
 

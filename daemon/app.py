@@ -1,4 +1,4 @@
-"""The wiring on one page: which tasks run, which facts they receive, and how the daemon shuts down.
+"""The wiring: the tasks of the daemon, the facts that they receive, and the order of the shutdown.
 
 Shutdown proceeds from source to sink: the listener closes, connections stop reading, the inbox is drained, the last
 commit is made, its answers go out, and then the store closes.

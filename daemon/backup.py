@@ -1,4 +1,4 @@
-"""Backups of the store that the configuration names: what belongs to it, and what can't be copied from here."""
+"""Backups of the configured store: the parts that belong to it, and those that this process cannot copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bus: messages in to their single consumer, facts out to all followers.
+"""The bus: passes messages to their single consumer, and facts to all followers.
 
 Facts come from the change log, and from nowhere else: what is published is durable, and in the order of the log. A
 wakeup (coalescing) only signals that something has happened; its owner then reads the store. A follower that fails

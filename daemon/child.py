@@ -1,4 +1,4 @@
-"""Reading a store in a child process: what the storage engine does to a damaged file ends the child, not its parent.
+"""Reading of a store in a child process: if LMDB aborts because of a damaged file, only the child ends.
 
 On some damage LMDB aborts the process (SIGABRT); reading a page beyond the end of the file, or one that the disk can't
 read, is SIGBUS, and a wild pointer SIGSEGV. None of these can be caught, so a child process reads the store first.

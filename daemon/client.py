@@ -1,4 +1,4 @@
-"""The other end of the socket, for commands: one message after the other, as frames."""
+"""A client of the socket, for commands: sends one message at a time, as frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client of the socket: its messages go to their consumer, its answers are returned in order."""
+"""One client of the socket: its messages are passed to their consumer, its answers are returned in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a daemon that a signal ended, and whether a damaged store was the reason.
+"""The record of a daemon that was killed by a signal, and whether a damaged store was the cause.
 
 LMDB aborts the process on some damage, and a page that can't be read is SIGBUS: a restart would meet the same page
 repeatedly. So Python's fault handler writes the stack to a file in the store's folder; the next start reads it.

@@ -1,4 +1,4 @@
-"""What the process is doing now, for a log line: the stacks of its tasks and threads."""
+"""Diagnostics for a log line: the stacks of the process's tasks and threads."""
 
 from __future__ import annotations
 

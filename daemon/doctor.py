@@ -1,4 +1,4 @@
-"""Checks for common problems around a daemon: each examines one thing and gives advice."""
+"""Checks for common problems around a daemon: each one checks one thing and gives advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue that many clients share, and that serves the client first that has been served the fewest bytes.
+"""A queue that many clients share: the client that has been served the fewest bytes is served first.
 
 Start-time fair queueing, in two levels: groups take turns, and within a group its clients do. The client that has had
 least is served next; its own items stay in order. A client that was away does not save turns up: it starts level with

@@ -1,4 +1,4 @@
-"""Final statuses on their way from the recovery tables into the change log.
+"""Transfer of final statuses from the recovery tables to the change log.
 
 The tables are written first, and rows that are not in the log yet are marked. Once the log has them, the mark is
 cleared. What a kill leaves in between is reported by the next start.

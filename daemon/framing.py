@@ -1,4 +1,4 @@
-"""Bytes to messages: frames with a length in front, or lines.
+"""Conversion of bytes to messages: frames with a length prefix, or lines.
 
 A message takes space in the inbox when it is whole. Until then its bytes count with those of all other unfinished ones;
 when that is too much, one that is slow is dropped, or else the longest. So neither huge lengths nor a thousand

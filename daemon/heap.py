@@ -1,4 +1,4 @@
-"""The heap of a process that runs for months: what the C library's allocator keeps of it.
+"""The heap of a long-running process: how much free memory the C library's allocator retains.
 
 By default glibc raises the size from which a block is a mapping of its own, up to 32 MiB, whenever a mapped block is
 freed. Smaller blocks come from the heap, which does not shrink below the small objects between them, so a process grows

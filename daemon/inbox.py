@@ -1,4 +1,4 @@
-"""The inbox of the single consumer: bounded by the bytes that it holds, and fair to those who fill it.
+"""The inbox of the single consumer: limited by the bytes that it holds, and fair to its clients.
 
 A message reserves its space before it is read, so a full inbox makes its senders wait and memory is bounded. Space and
 turns are given by bytes: first to the feeder and to each other user alike, then to each connection of that user alike.

@@ -1,4 +1,4 @@
-"""Inspecting a store while its daemon runs: read-only, one consistent state each."""
+"""Inspection of a store while its daemon runs: read-only, each in one consistent state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listening socket: who may connect, how many at once, and that there always is a socket."""
+"""The listening socket: access control, a limit of connections, and replacement of a deleted socket file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manual page utxod(1), made from the command line's own help: `python -m daemon.manual`."""
+"""The manual page utxod(1), generated from the help of the command line: `python -m daemon.manual`."""
 
 from __future__ import annotations
 

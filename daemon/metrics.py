@@ -1,4 +1,4 @@
-"""What the processes count, and the files through which they share it.
+"""Counters of the processes, and the files through which the processes share them.
 
 The daemon and every HTTP worker write their numbers, whole, to a file of their own under `data_dir/metrics`, once a
 second; the process that answers `/metrics` reads them all. A file is locked while its process lives, so the numbers of

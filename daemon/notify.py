@@ -1,4 +1,4 @@
-"""The protocol of systemd: readiness, status, watchdog, and the sockets that it passes. Without it, nothing is sent."""
+"""The protocol of systemd: readiness, status, watchdog, and passed sockets. Without systemd, nothing is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on a store that no daemon has open, and the results of such work."""
+"""Work on a store that no daemon has open, and the results of this work."""
 
 from __future__ import annotations
 

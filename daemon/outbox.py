@@ -1,4 +1,4 @@
-"""What is sent to the clients: each one's answers in order, and a bound on what they leave unread.
+"""Messages to the clients: the answers of each in order, and a limit of unread bytes.
 
 The daemon waits for no client that does not read. What it leaves unread is bounded for each and for all together; one
 that exceeds a bound is cut off with `too_slow`. A client that reads is not: one commit may answer tens of thousands of

@@ -1,4 +1,4 @@
-"""Standard output whose failure ends a command with one sentence: a full disk is no bug."""
+"""Standard output whose failure ends a command with a one-line error: a full disk is not a bug."""
 
 from __future__ import annotations
 

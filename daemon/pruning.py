@@ -1,4 +1,4 @@
-"""Pruning, and the eviction of old submissions, in the daemon: what triggers them, and where their reports go."""
+"""Pruning and the eviction of old submissions in the daemon: their triggers, and the destination of their reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching who reads the store: a read transaction that stays behind prevents the reuse of pages, and the file grows.
+"""Monitoring of read transactions: an old one prevents the reuse of pages, and the file grows.
 
 Readers of ours end in time by themselves. One that can't, because it is stopped or blocked, is killed; a process that
 is not ours is named in the log, in the metrics and in `utxod status`, and left alone.

@@ -1,4 +1,4 @@
-"""The recovery service's place in the daemon: its tables, its sources of finality, and where its results go.
+"""The recovery service in the daemon: its tables, its sources of finality, and the destination of its results.
 
 It never delays the chain: what it reads from the store are short turns on the writer's
 thread. While its database is unavailable the daemon continues, and missed facts are read from the change log.

@@ -1,4 +1,4 @@
-"""The configuration read again while the process runs: what is put in force, and what waits for a restart."""
+"""Reloading of the configuration: the settings that take effect at once, and those that need a restart."""
 
 from __future__ import annotations
 

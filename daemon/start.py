@@ -1,4 +1,4 @@
-"""How a service starts: its first log line, and the checks before a store is opened.
+"""The start of a service: its first log line, and the checks before a store is opened.
 
 Damage is one line and an exit code, before any client can connect.
 """

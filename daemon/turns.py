@@ -1,4 +1,4 @@
-"""Turns of the event loop for work that takes many: however many clients have work, others are served between."""
+"""Turns of the event loop for long work: however many clients have it, others are served in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that the daemon starts and keeps running: each reads its configuration from standard input."""
+"""Child processes that the daemon starts and restarts: each reads its configuration from standard input."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Processes of their own that turn a real node, or its files, into events on the daemon's socket."""
+"""Feeds: separate processes that convert blocks of a node, or of its files, to events on the daemon's socket."""

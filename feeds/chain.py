@@ -1,4 +1,4 @@
-"""The messages that bring the daemon onto a chain that can be read."""
+"""The messages that move the daemon to a chain that can be read."""
 
 from __future__ import annotations
 

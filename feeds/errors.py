@@ -1,4 +1,4 @@
-"""Errors that end a feed, in one line. The daemon's state is what it last acknowledged."""
+"""Errors that end a feed, in one line. The daemon keeps the state that it acknowledged last."""
 
 
 class FeedError(Exception):

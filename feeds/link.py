@@ -1,4 +1,4 @@
-"""A feeder's end of the socket: a window of unacknowledged messages, and a way back in after any interruption.
+"""A feeder's connection to the socket: a window of unacknowledged messages, and resumption after any interruption.
 
 The daemon applies messages in order, so its tip shows its progress: after a reconnection what it has is skipped
 and the rest of the window is sent again. An error that may pass (a full disk, a busy socket) is waited out; any other

@@ -1,4 +1,4 @@
-"""The progress of a feed: a bar with rate, height and time left on a terminal, a line now and then elsewhere."""
+"""The progress of a feed: a bar with rate, height and remaining time on a terminal, otherwise lines at intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all feeds share: sending to the daemon, counting, or writing to a file; a bar, and one line at the end."""
+"""Code that all feeds share: sending to the daemon, counting, or writing to a file; progress, and a final line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where CBOR items begin and end, and the few kinds of them that blocks and scripts are read by.
+"""The boundaries of CBOR items, and decoding of the few types that blocks and scripts need.
 
 Hashes depend on the original bytes, so nothing is decoded to be encoded again: every function takes the buffer and a
 place in it, and gives back where the item ends. Nothing recurses. A read beyond the end of the buffer is an

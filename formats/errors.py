@@ -1,4 +1,4 @@
-"""Errors of addresses that a user has typed."""
+"""Errors of addresses that a user has entered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plutus data and native scripts, from CBOR to the JSON in which tools write them."""
+"""Conversion of Plutus data and native scripts from CBOR to the JSON of Cardano's tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bitcoin scripts as text, and which kind of output a locking script is, in Esplora's words."""
+"""Bitcoin scripts as text, and the type of a locking script, with Esplora's names."""
 
 from __future__ import annotations
 

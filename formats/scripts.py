@@ -1,4 +1,4 @@
-"""Cardano's scripts as outputs carry them: CBOR `[language, script]`, and the hash by which a script is named.
+"""Cardano's scripts in outputs: CBOR `[language, script]`, and the hash that identifies a script.
 
 Language 0 is a native script, which is included as a CBOR item; the others are Plutus V1 and on, as byte strings.
 """

@@ -1,4 +1,4 @@
-"""The answers to queries: the shapes of the HTTP contract, field by field."""
+"""The answers to queries: the types of the HTTP API, field by field."""
 
 from __future__ import annotations
 

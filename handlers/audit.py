@@ -1,4 +1,4 @@
-"""Checking the transaction store by its own rules, and against the UTXO store: both must agree.
+"""The check of the transaction store: its own rules, and its agreement with the UTXO store.
 
 Reads one consistent state, writes nothing, and names what is wrong. Damage is what rows of the transaction store say
 against each other. Where records and the chain say different things, the store is sound and the chain lied:

@@ -1,4 +1,4 @@
-"""Checking reassigned outputs: their table, the records of their transactions and the chain say the same."""
+"""The check of reassigned outputs: their table, the records of their transactions and the chain must agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was applied since the last commit."""
+"""The messages that were applied since the last commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of every block of the chain, also far below the rollback floor."""
+"""The data that is stored for every block of the chain, including blocks below the rollback floor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs of messages as they are hashed by records of transactions."""
+"""Outputs of messages in the form that the records of transactions hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a store between two commits, pages of its lists, and the reasons why a query has no answer."""
+"""The state of a store between two commits, pages of its lists, and the reasons why a query fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a transaction's status changed: a small type for each reason, as the wire has it."""
+"""The causes of a status change of a transaction: a small type for each, as on the wire."""
 
 from __future__ import annotations
 

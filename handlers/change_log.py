@@ -1,4 +1,4 @@
-"""The change log as handlers use it: facts that are recorded during a write become durable with it, or are dropped.
+"""The change log for handlers: facts that are recorded during a write are committed or discarded with it.
 
 `write` is the only way in: it appends the facts that were recorded to the log in the same transaction. After the commit
 they have their sequences and wait, in the order of the log, until they are taken.

@@ -1,4 +1,4 @@
-"""What blocks created and spent since a point: read from the blocks inside the rollback window, in chain order.
+"""Outputs created and spent since a point: read from the blocks inside the rollback window, in chain order.
 
 A point is a block, or the moment after a fact of the change log. If a rollback has removed it, the log contains
 the last block that it has in common with the active chain.

@@ -1,4 +1,4 @@
-"""Spending outputs for a transaction that is in no block: every input is checked before the first one is claimed."""
+"""Claims of outputs by a transaction that is in no block: every input is checked before the first one is claimed."""
 
 from __future__ import annotations
 

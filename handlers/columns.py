@@ -1,4 +1,4 @@
-"""A block as columns: what the rule needs of its transactions, one array for each field.
+"""A block as columns: the data of its transactions that the UTXO rule needs, one array for each field.
 
 Inputs and outputs of ordinary blocks are read from the frame's bytes with arrays, without an object for each. A frame
 that does not have exactly the expected bytes is decoded the general way, so a client can make this slow, never wrong.

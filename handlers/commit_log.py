@@ -1,4 +1,4 @@
-"""The log lines of a commit: what it made true."""
+"""The log lines of a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cursors: where a page of a list ended, as text that a client gives back to get the next page."""
+"""Cursors: the position at which a page of a list ended, as text that a client sends to request the next page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datums by their hash, which is all that some outputs contain."""
+"""Datums by their hash: some outputs contain only the hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deleting transactions: what is due, what still holds it back, and what its parents have to remember of it.
+"""Deletion of transactions: which are due, what prevents it, and the marks that their parents keep.
 
 A step goes through a limited number of entries of an index, from the lowest height on, and says where the next one
 continues. So a record that can't be read, or must stay, is examined once a cycle and never stops it.

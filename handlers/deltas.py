@@ -1,4 +1,4 @@
-"""What one block did to the set: the outputs that it created and spent, as they were then.
+"""The delta of one block: the outputs that it created and spent, as they were at that block.
 
 It is there for every block above the rollback floor, and does not change while the block is in the chain.
 """

@@ -1,4 +1,4 @@
-"""The results of commits, until they are taken."""
+"""The results of commits, until they are processed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one block did to the set: for deltas, and for changes since a point."""
+"""The changes of the set by one block: for deltas, and for changes since a point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is evicted because it is too old, and the blobs of what was removed: bounded turns next to the chain."""
+"""Eviction of old submissions, and deletion of the blobs of removed ones, in bounded turns between blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping pending submissions within their limits: the oldest go first, each with everything that builds on it.
+"""Limits of pending submissions: the oldest are evicted first, each with all its descendants.
 
 A package is taken apart from its ends: a transaction goes only when nothing unmined builds on it any more, so the store
 is whole after every step, and a step is bounded however large the package is. Where a step has stopped the next one

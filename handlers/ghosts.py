@@ -1,4 +1,4 @@
-"""Blocks and ghosts: what becomes one when a block goes back, and what a block does to those that there are.
+"""Blocks and ghosts: which transactions become ghosts in a rollback, and how later blocks affect them.
 
 Those that a block has again are in the chain; those that it has anything else to do with get rows.
 """

@@ -1,4 +1,4 @@
-"""A long JSON message is checked before it is decoded: three characters of nothing (`[],`) are seventy bytes of Python.
+"""The check of a long JSON message before it is decoded: three characters (`[],`) may need seventy bytes of memory.
 
 The wire types with a string for every byte string, which is what they are in JSON, are decoded at no such cost: values
 of another type end it at once, and unknown fields do too. Hex and numbers are not checked here.

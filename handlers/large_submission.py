@@ -1,4 +1,4 @@
-"""A long submission: it is read and decoded in pieces, because no block can be carried out while one is decoded.
+"""A large submission: read and decoded in pieces, because no block can be applied while one is decoded.
 
 What can't be done in pieces is bounded, so that one client makes no other wait for more than a moment.
 """

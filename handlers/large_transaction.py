@@ -1,4 +1,4 @@
-"""Large submissions: each is decoded and created in many turns at the store, between which blocks have theirs."""
+"""Large submissions: each is decoded and created in many turns, and blocks are applied between these turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leaves of outputs, many at once: the bytes of `records.RecordWriter`, from columns."""
+"""The leaves of many outputs at once: the same bytes as `records.RecordWriter`, made from columns."""
 
 from __future__ import annotations
 

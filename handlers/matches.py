@@ -1,4 +1,4 @@
-"""Outputs that match several conditions at once, live ones and those spent in the window, in chain order.
+"""Outputs that match several conditions, both unspent ones and those spent in the window, in chain order.
 
 Indexes still list a spent output for as long as a rollback may revive it, so both kinds are found in the same
 way: which of the listed numbers live is in the bits, and which were spent in the window is in the index of spenders.

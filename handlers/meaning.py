@@ -1,4 +1,4 @@
-"""What a field of a message means, in addition to its type.
+"""The meaning of a field of a message, in addition to its type.
 
 The reference of messages (`daemon.reference`) and the JSON Schema (`handlers.schema`) are made from it.
 """

@@ -1,4 +1,4 @@
-"""Records of new transactions: what one says, and how it gets into the store."""
+"""Records of new transactions: their content, and their insertion into the store."""
 
 from __future__ import annotations
 

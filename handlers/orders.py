@@ -1,4 +1,4 @@
-"""Messages about transactions: what each changes in the records, completely or not at all, and how it is refused."""
+"""Messages about transactions: each changes the records completely or not at all, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owners of reassigned outputs: what a list of an owner has in addition to its index, or has no longer.
+"""The owners of reassigned outputs: the differences between the list of an owner and its index.
 
 The index still lists an output under the owner that the chain has. A query for the outputs of an owner costs one more
 seek, as long as none of them was reassigned.

@@ -1,4 +1,4 @@
-"""An estimate of how long a commit will take, from what waits for it and from how long the last ones took."""
+"""An estimate of the duration of a commit, from the waiting messages and the duration of the last commits."""
 
 from __future__ import annotations
 

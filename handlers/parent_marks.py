@@ -1,4 +1,4 @@
-"""What parents have to remember of transactions that are deleted."""
+"""The marks that parents keep of deleted transactions."""
 
 from __future__ import annotations
 

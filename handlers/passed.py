@@ -1,4 +1,4 @@
-"""Stretches of lists without live outputs, so that they are scanned once and not for every page.
+"""Ranges of lists without unspent outputs, so that they are scanned once and not for every page.
 
 What is spent stays spent until its block is rolled back, and new outputs have higher numbers. So a stretch that was
 found empty at one block is empty at every block above it on the same branch.

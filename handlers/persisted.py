@@ -1,4 +1,4 @@
-"""The height up to which blocks are kept elsewhere: `BlockPersisted` is accepted only for a block of the active chain.
+"""The height up to which blocks are persisted elsewhere: `BlockPersisted` is accepted only for the active chain.
 
 The height decides, and the hash where one is given.
 """

@@ -1,4 +1,4 @@
-"""Proofs that an output was created, and that it is unspent at a block: made from an MMR store, checked without one.
+"""Proofs that an output was created, and that it is unspent at a block: made from an MMR store, verified without one.
 
 A proof contains the output itself, the path from its leaf to the root over all outputs, the chunk of bits with whether
 it is unspent, and the way from that to the root over all bits. Both roots, and how many nodes there are, make the state

@@ -1,4 +1,4 @@
-"""One cycle of the pruner: phases in order, each a sequence of bounded steps, and each step a commit of its own."""
+"""One cycle of the pruner: phases in order, each a sequence of bounded steps, and each step a separate commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entries of the pruner's journal, as they are shown."""
+"""The entries of the pruner's journal, as they are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a cycle of the pruner starts, and what holds it back. Pure: the state of the world is passed in."""
+"""The conditions under which a cycle of the pruner starts or waits. Pure: the caller passes the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pruner: one coroutine that waits to be woken, and then takes bounded turns of the writer's thread.
+"""The pruner: one coroutine that waits for a wakeup, and then takes bounded turns of the writer's thread.
 
 A wakeup means that something has changed; the state of the world is read then, so only the latest height counts. Every
 turn is a commit of its own and leaves the store whole: a block waits for one turn at most, and a cycle may be stopped

@@ -1,4 +1,4 @@
-"""Reading the UTXO store: a seek and a page, never all outputs of an address for a page of them.
+"""Queries of the UTXO store: a page costs one seek and its outputs, not all outputs of an address.
 
 A `Snapshot` is one read transaction: all of its answers are of the same block boundary. It never waits for the writer,
 which is another process.

@@ -1,4 +1,4 @@
-"""Records that contradict the chain are rewritten so that they agree with it: the chain always wins.
+"""Repair of records that contradict the chain: they are rewritten from the chain.
 
 A submission may have another content than the block's transaction of its id, an id may be used again, a block may list
 what is not there to be spent. What only a record knows (claims of what waits for a block, freezes, reassignments, ages,

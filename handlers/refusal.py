@@ -1,4 +1,4 @@
-"""Refusals: a message that is refused changes nothing, and its sender gets a code of the protocol and a reason."""
+"""Refusals: a refused message changes nothing, and its sender receives a code of the protocol and a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removing single transactions that wait for no block any more, and what that leaves to be done after the commit.
+"""Removal of single unmined transactions, and the work that remains after the commit.
 
 The claims of a removed transaction end, its parents forget it as a conflicting child, and its record goes. Of a large
 one only the first page goes with the master; the pruner removes the others. A blob is deleted next to the chain

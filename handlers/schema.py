@@ -1,4 +1,4 @@
-"""The JSON Schema of the socket's messages, as they are in JSON Lines: made from the wire types.
+"""The JSON Schema of the socket's messages in JSON Lines, generated from the wire types.
 
 It accepts what the decoder of the daemon accepts, but for two lists that have one entry for each input of a
 transaction (`previous` and `input_hashes`), which a schema can't express. A valid message may still be refused.

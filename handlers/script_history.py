@@ -1,4 +1,4 @@
-"""Queries of Bitcoin wallets by the SHA-256 of a locking script, and for the place of a transaction."""
+"""Queries of Bitcoin wallets by the SHA-256 of a locking script, and for the position of a transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts by their hash: those that outputs carry."""
+"""Scripts of outputs by their hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One block boundary of the store: outputs have numbers, and indexes list numbers under prefixes.
+"""A snapshot of the store at one block boundary: outputs have numbers, and indexes list numbers under prefixes.
 
 A *place* is the number of an output as bytes, so places sort in chain order. Whether an output that is listed has the
 full key is read before it counts.

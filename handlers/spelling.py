@@ -1,4 +1,4 @@
-"""Errors for the sender of a message: the known name that an unknown one may stand for, and lengths in hex digits."""
+"""Errors for the sender of a message: suggestions for unknown names, and lengths in hex digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who spent outputs, and which transaction of its block one is: what other APIs need besides a row."""
+"""The spenders of outputs, and the index of a transaction in its block, which other APIs need."""
 
 from __future__ import annotations
 

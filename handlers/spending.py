@@ -1,4 +1,4 @@
-"""Who may spend what, and when a transaction may be forgotten. Pure: records and slots go in, decisions come out.
+"""The rules of spending and of deletion. Pure: records and slots are passed in, decisions are returned.
 
 The order of the checks is part of the contract: the first that fails is what the caller gets. The master's flags
 decide for every page.

@@ -1,4 +1,4 @@
-"""The statuses of a transaction and all changes of them, as one table; and what messages change of its record."""
+"""The statuses of a transaction and all transitions in one table; and the changes that messages make to its record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submitting transactions: new ones, those that lose to others, and conflicting ones that are submitted again."""
+"""Submission of transactions: new ones, those that lose a conflict, and conflicting ones that are submitted again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over everything that is listed under a key: outputs that differ in nothing but their value are added at once."""
+"""Sums over all outputs under a key: outputs that differ only in their value are added at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on another thread whose failure leaves no cycle: the garbage collector runs only now and then."""
+"""Work on another thread whose failure leaves no reference cycle: the garbage collector runs only at intervals."""
 
 from __future__ import annotations
 

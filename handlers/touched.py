@@ -1,4 +1,4 @@
-"""The transactions that touched an address, from the optional index `history`."""
+"""The transactions that affected an address, from the optional index `history`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions as one commit, or one question, sees them: the chain's, ghosts, and those that have a record.
+"""The view of transactions in one commit or one query: those of the chain, ghosts, and those with a record.
 
 A `TxView` is made for one LMDB transaction. It answers for all three alike, and whatever changes a claim, a mark or a
 record does it here: nothing is written before `flush`. An operation checks first and changes then: one that raises has

@@ -1,4 +1,4 @@
-"""What the chain does to the records of transactions: the block is the authority, whatever was claimed before.
+"""The effects of the chain on the records of transactions: a block overrides every earlier claim.
 
 A block's transactions are mined if they have a record; what they spend is theirs, past locks and freezes; who claimed
 the same output loses, and all that builds on the loser. A block that goes back leaves its transactions unmined, as old

@@ -1,4 +1,4 @@
-"""Reading the transaction store: a record, its bytes, its slots, as the data model has them."""
+"""Queries of the transaction store: a record, its bytes, its slots, as the data model defines them."""
 
 from __future__ import annotations
 

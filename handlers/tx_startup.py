@@ -1,4 +1,4 @@
-"""What a start does to transactions before the first message: half-made ones end, and the locks of submissions."""
+"""Repairs of transactions at startup, before the first message: incomplete ones, and the locks of submissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions of a block that goes back and can't become ghosts: they get records, or lose what the block gave them.
+"""Transactions of a rolled-back block that cannot become ghosts: they get records, or lose the effects of the block.
 
 They have rows already, or failed, or are coinbases, or others have their ids, or spend of such.
 """

@@ -1,4 +1,4 @@
-"""What waits for a block, as a list: the oldest first, or parents first.
+"""The list of unmined transactions: the oldest first, or parents first.
 
 Order `age` is that of the index: the height since which a transaction waits, and among equals the id. `parents_first`
 is the same order, but a transaction whose parents come later is listed behind the last of its ancestors: nothing comes

@@ -1,4 +1,4 @@
-"""Iterating over the outputs that the indexes list: a thousand numbers at a time, filtered by whether they live."""
+"""Iteration over the outputs that the indexes list: a thousand numbers at a time, filtered to unspent ones."""
 
 from __future__ import annotations
 

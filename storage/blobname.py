@@ -1,4 +1,4 @@
-"""The names of blobs, and of what an interrupted call has left behind."""
+"""The names of blobs, and of temporary files that an interrupted call left."""
 
 from __future__ import annotations
 

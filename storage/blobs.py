@@ -1,4 +1,4 @@
-"""Where long transactions are kept: whole files outside the environment, or objects in a bucket.
+"""The storage of long transactions: files outside the environment, or objects in a bucket.
 
 A blob is put before the record that refers to it and deleted after it: so a failure leaves at most a blob without a
 record, an orphan, and `names` finds those by their age. Every call blocks; it belongs on a worker's thread.

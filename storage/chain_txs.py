@@ -1,4 +1,4 @@
-"""What the transaction store reads of the chain's transactions; `storage.history.mined` reads it.
+"""The transaction store's interface to the chain's transactions; `storage.history.mined` implements it.
 
 A transaction that nothing happened to but being in a block needs no record of its own, so following a chain writes
 none: position, spenders and flags are in the chain's tables already. A record is made of it the first time that

@@ -1,4 +1,4 @@
-"""The change log: what became true, one fact after the other, appended by the commit that made it true.
+"""The change log: committed facts in order, each appended by the commit that caused it.
 
 change_log   sequence of the first fact u64 → checksum u32 | unix seconds u64 | MessagePack array of facts
 

@@ -1,4 +1,4 @@
-"""Temporary copies of a store, and the removal of those that a killed process has left.
+"""Temporary copies of a store, and the removal of those that a killed process left.
 
 The user of a copy holds its folder with flock, so one that is not locked is stale.
 """

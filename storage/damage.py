@@ -1,4 +1,4 @@
-"""What an unexpected exception means for the store: reading a damaged row may raise anything.
+"""Classification of unexpected exceptions: reading a damaged row may raise any of them.
 
 Most damage is found by a rule and raised as `Damaged`. The rest shows as an error of LMDB, of struct or msgspec, or as
 an index beyond the end of a row: commands and the daemon turn these into `Damaged` where they end.

@@ -1,4 +1,4 @@
-"""The LMDB environment: opened once, one writer, a map that grows by itself, and an error for a full disk.
+"""The LMDB environment: opened once, one writer, a map that grows automatically, and an error for a full disk.
 
 LMDB ties a write transaction to its thread, and py-lmdb retakes the GIL for every element that it moves: so `write`
 runs one plain function from begin to commit, on the only busy Python thread of the process.

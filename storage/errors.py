@@ -1,4 +1,4 @@
-"""Errors of the store. Each is named for how it has to be handled."""
+"""Errors of the store, one class for each way of handling them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modes of the files that we create: for our user and our group, whatever the umask is."""
+"""Modes of the files that the program creates: for its user and group, regardless of the umask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with the ghosts on disk: for `utxod verify`."""
+"""The check of the ghosts on disk, for `utxod verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of ghosts: sorted entries of each generation, of the ids of its transactions and of what these spend.
+"""The index of ghosts: sorted entries of each generation, for the ids of its transactions and of those they spend.
 
 A value has up to 800 entries; its key has the prefix of the first one, so that a prefix is found by one seek.
 """

@@ -1,4 +1,4 @@
-"""Ghosts: transactions of blocks that were rolled back, kept as columns until something happens to one of them.
+"""Ghosts: transactions of rolled-back blocks, stored as columns until one of them changes.
 
 A rollback writes the transactions of its blocks as a few large values, one generation for each rollback. A transaction
 whose bit is set is a ghost: it waits for a block, and nothing else happened to it since. A change of

@@ -1,4 +1,4 @@
-"""The ghosts on one disk: made, looked up, and ended. see `storage.ghost_layout`."""
+"""The ghosts on disk: creation, look-up and removal. See `storage.ghost_layout`."""
 
 from __future__ import annotations
 

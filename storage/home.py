@@ -1,4 +1,4 @@
-"""Which file a store was written in: a copy of the files of a running store is refused, because it may be torn.
+"""The identity of the file of a store: copied files of a running store are refused, because they may be torn.
 
 `cp` reads a file while it is written, so pages of several commits get mixed. While a process writes to a store, a row
 of it names the file; closing the store says that the row no longer matters. So a store that was closed may be moved and

@@ -1,4 +1,4 @@
-"""The indexes by which outputs can be found, and what a Cardano address says of itself.
+"""The indexes by which outputs can be found, and the parts of a Cardano address that are indexed.
 
 Payment and stake credentials are in addresses of header nibble 0 to 7; a Byron address or a locking script has none.
 """

@@ -1,4 +1,4 @@
-"""The pruner's journal: its cycles, and what a cycle has begun and a kill may interrupt.
+"""The pruner's journal: its cycles, and the work that a cycle began and a kill may interrupt.
 
 pruner_job    number u64 → the job
 pruner_left   txid → how many further pages of a deleted transaction are still to be removed

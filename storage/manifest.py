@@ -1,4 +1,4 @@
-"""The manifest of a backup: what is in it, of which moment, and the digest of each file."""
+"""The manifest of a backup: its content, its time, and the digest of each file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of an LMDB file, read without LMDB: it aborts the process on some damage, and hides its free pages.
+"""The pages of an LMDB file, read without LMDB, which aborts on some damage and does not expose free pages.
 
 A sound file may be shorter than its meta page says: pages at its end that were taken and given back by one commit were
 never written. They are in the list of free pages, so a page that is missing and not in the list was cut off.

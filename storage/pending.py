@@ -1,4 +1,4 @@
-"""The submissions that wait for a block, in the order in which they came, and what they take together.
+"""The unmined submissions in the order of their arrival, and their total size.
 
 tx_pending   0x00 | number u64 → txid    in the order of submission; the record says the number too
              0x01 → [count, bytes]       of all of them

@@ -1,4 +1,4 @@
-"""What the rows of `storage.pool` say, and what their keys and claims are made of."""
+"""The layout of the rows of `storage.pool`, of their keys, and of claims."""
 
 from __future__ import annotations
 

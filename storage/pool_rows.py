@@ -1,4 +1,4 @@
-"""The pool's rows as one write or one question sees them: read once, changed in memory, written together in `flush`.
+"""The pool's rows in one write or one query: read once, changed in memory, written together in `flush`.
 
 What was changed is answered as changed. Before a walk through a table it has to be flushed.
 """

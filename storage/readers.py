@@ -1,4 +1,4 @@
-"""Who reads the store: LMDB's table of readers, how far behind they are, and the marks of our own reading processes.
+"""Readers of the store: LMDB's table of readers, their age, and the marks of our own reading processes.
 
 LMDB reuses a freed page only when no open read transaction can still see it, so a read transaction that stays behind
 makes the file grow with every commit. No other process can end it, except by ending the process that holds it.

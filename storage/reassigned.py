@@ -1,4 +1,4 @@
-"""Outputs that were given to other owners: to whom and from which height on, and under whose keys they are found.
+"""Reassigned outputs: the new owner, the height from which it may spend, and the keys under which they are found.
 
     tx_reassigned   0x00 | txid | index u32                       the first owner and those after it
                     0x01 | kind u8 | key | txid | index u32       empty: an owner of the output is found under this key

@@ -1,4 +1,4 @@
-"""Restoring a backup into a data folder, and accepting a copy that was made in another way.
+"""Restoring of a backup to a data folder, and acceptance of a copy that was made in another way.
 
 Files are written and compared with the manifest inside of the folder `restoring`, and renamed out of it, the store as
 the last one. As long as `restoring` is there with something in it, no daemon starts on the data folder.

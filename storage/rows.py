@@ -1,4 +1,4 @@
-"""Rows of MessagePack: arrays, positional, growing only at the end; no field may be missing.
+"""Rows of MessagePack: positional arrays, extended only at the end; no field may be missing.
 
 A row on disk has a checksum behind it (`seal_row`), so that its first bytes are those of a plain row.
 """

@@ -1,4 +1,4 @@
-"""How far back the store reaches, and what one step of pruning has removed."""
+"""The depth of the store's windows, and the data that one step of pruning has removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`utxod bench soak`: attacks on real daemons, for as long as one likes; the short form is in the test suite.
+"""`utxod bench soak`: attacks on real daemons, for any duration; the short form is in the test suite.
 
 Each kind of attack is a module with `round(folder, seed)`: one bounded attack on daemons of its own in an empty folder,
 the same for the same seed. It returns what it met, and raises `Broken` when a promise did not hold.

@@ -1,4 +1,4 @@
-"""`python -m bench.soak KIND FOLDER SEED`: one round in a process of its own; what it met as JSON, 1 if it broke."""
+"""`python -m bench.soak KIND FOLDER SEED`: one round in a separate process; prints JSON, exits with 1 on a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that take what they can: memory stays bounded, and an honest feeder never waits long.
+"""Clients that exhaust resources: memory stays bounded, and a correct feeder never waits long.
 
 Each kind of crowd attacks for a while next to an honest feeder.
 """

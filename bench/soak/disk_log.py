@@ -1,4 +1,4 @@
-"""What a daemon wrote to its databases, and what a power cut in the middle of it leaves on the disk."""
+"""The writes of a daemon to its databases, and the disk's content after a power failure during one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes and syncs that fail in the kernel (EIO, ENOSPC): nothing acknowledged is lost, nothing half is kept."""
+"""Writes and syncs that fail in the kernel (EIO, ENOSPC): no acknowledged data is lost, no batch is kept partially."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fuzzed messages on the socket: each is answered or ends its connection, and no one else notices.
+"""Fuzzed messages on the socket: each is answered or ends its connection, and other clients are not affected.
 
 In a round either an honest feeder works next to the fuzz, and its answers may not wait; or the fuzz feeds the chain.
 """

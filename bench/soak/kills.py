@@ -1,4 +1,4 @@
-"""kill -9 at random moments: what was acknowledged is there after the next start, and the store is sound."""
+"""kill -9 at random moments: after a restart, everything acknowledged is present, and the store is valid."""
 
 from __future__ import annotations
 

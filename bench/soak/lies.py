@@ -1,4 +1,4 @@
-"""Well-formed messages that lie: a chain that contradicts itself, arbitrary claims and rollbacks.
+"""Well-formed messages with false content: an inconsistent chain, arbitrary claims and rollbacks.
 
 The rules of the set of unspent outputs hold whatever is claimed, a restart finds the same state, and a rollback of
 everything that the window holds succeeds.

@@ -1,4 +1,4 @@
-"""Messages that are not quite right: valid ones of every type, with something in them changed."""
+"""Mutated messages: valid ones of every type, with one part changed."""
 
 from __future__ import annotations
 

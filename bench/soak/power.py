@@ -1,4 +1,4 @@
-"""Power cuts: at any moment of a daemon's life, what the disk has is a sound store with all that was acknowledged.
+"""Power failures: at any moment, the disk has a valid store with everything that was acknowledged.
 
 A daemon runs with a library that logs each write and sync of its databases. Then the log is replayed to any point, and
 what was not synced by then is kept, lost or torn at random.

@@ -1,4 +1,4 @@
-"""A reader that stops next to a feeder: the store's file may not grow because of it."""
+"""A stopped reader next to a feeder: the store's file must not grow because of it."""
 
 from __future__ import annotations
 

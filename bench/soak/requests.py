@@ -1,4 +1,4 @@
-"""Fuzzed HTTP requests next to an honest feeder: no answer is a 500, no worker ends, health always answers."""
+"""Fuzzed HTTP requests next to a correct feeder: no response is a 500, no worker exits, `/health` always responds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A generated chain with forks, rollbacks and submissions, and the live set that each prefix of it leads to."""
+"""A generated chain with forks, rollbacks and submissions, and the set of unspent outputs after each prefix of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon under attack: started, killed and started again on one folder, and queried."""
+"""The daemon under attack: started, killed and restarted on one folder, and queried."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Commands that query and print; `daemon.cli` has the whole list."""
+"""Commands that query and print; `daemon.cli` lists all commands."""

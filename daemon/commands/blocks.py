@@ -1,4 +1,4 @@
-"""Single blocks for a person or a script, in the shapes of the HTTP contract."""
+"""Single blocks for a person or a script, in the formats of the HTTP API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands share: the configuration, one-line errors, and printing."""
+"""Code that commands share: the configuration, one-line errors, and printing."""
 
 from __future__ import annotations
 

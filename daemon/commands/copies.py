@@ -1,4 +1,4 @@
-"""`utxod backup`, `restore`, `compact` and `migrate`: the files of a store, as a whole."""
+"""`utxod backup`, `restore`, `compact` and `migrate`: commands on all files of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers from the store for a person or a script, in the shapes of the HTTP contract."""
+"""Answers from the store for a person or a script, in the formats of the HTTP API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a long command is: a line on a terminal that is redrawn, a plain line now and then elsewhere."""
+"""The progress of a long command: a line that is redrawn on a terminal, otherwise a plain line at intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checking a proof: no store, no daemon, no configuration."""
+"""The check of a proof, which needs no store, daemon or configuration."""
 
 from __future__ import annotations
 

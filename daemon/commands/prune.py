@@ -1,4 +1,4 @@
-"""How the pruner's jobs are printed."""
+"""Printing of the pruner's jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`utxod recovery …`: pending transactions, read and changed in the recovery tables, with or without a daemon."""
+"""`utxod recovery …`: reads and changes pending transactions in the recovery tables, with or without a daemon."""
 
 from __future__ import annotations
 

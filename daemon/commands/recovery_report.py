@@ -1,4 +1,4 @@
-"""How pending transactions are printed."""
+"""Printing of pending transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`utxod send`: single messages to the daemon, and its answers."""
+"""`utxod send`: sends single messages to the daemon and prints its answers."""
 
 from __future__ import annotations
 

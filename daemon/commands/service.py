@@ -1,4 +1,4 @@
-"""How a long-running command ends: with a log line and an exit code."""
+"""The end of a long-running command: a log line and an exit code."""
 
 from __future__ import annotations
 

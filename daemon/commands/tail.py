@@ -1,4 +1,4 @@
-"""`utxod tail`: what the daemon commits, as it happens, from its socket or from its log."""
+"""`utxod tail`: prints facts as they are committed, from the daemon's socket or from its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`utxod query tx`: one transaction, where it is, and who may spend its outputs."""
+"""`utxod query tx`: one transaction, its status, and the transactions that may spend its outputs."""
 
 from __future__ import annotations
 

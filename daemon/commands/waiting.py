@@ -1,4 +1,4 @@
-"""`utxod query txs`: what waits for a block, with or without a running daemon."""
+"""`utxod query txs`: unmined transactions, with or without a running daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`utxod status`: once, or again and again."""
+"""`utxod status`: prints the state once, or repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes. Each response is of one block boundary, names it in its headers, and costs what it returns."""
+"""The routes. Each response belongs to one block boundary, which its headers name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single blocks: what is kept of them, and what they did to the set."""
+"""Single blocks: the stored data, and their changes of the set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much one worker accepts: connections and requests, which connection is closed for a new one, who is next.
+"""Limits of one worker: connections and requests, which connection is closed for a new one, which request is next.
 
 A full worker closes the connection that has waited longest for its client, so clients that send nothing, or read
 nothing, cannot keep others out.

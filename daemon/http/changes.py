@@ -1,4 +1,4 @@
-"""What was created and spent since a point, for services that follow the chain by polling."""
+"""Outputs that were created and spent since a point, for services that follow the chain by polling."""
 
 from __future__ import annotations
 

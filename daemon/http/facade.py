@@ -1,4 +1,4 @@
-"""What the facades share: other systems' APIs over our store, under paths or on listeners of their own."""
+"""Code that the facades share: other systems' APIs over our store, under paths or on separate listeners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which facades are served. Nothing of one is loaded while it is switched off."""
+"""The facades that are served. The modules of a disabled facade are not imported."""
 
 from __future__ import annotations
 

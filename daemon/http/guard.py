@@ -1,4 +1,4 @@
-"""The token that requests have to show."""
+"""The access token that requests must contain."""
 
 from __future__ import annotations
 

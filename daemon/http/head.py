@@ -1,4 +1,4 @@
-"""The head of a request: read within limits, and checked before anything else happens."""
+"""The head of a request: read within limits, and checked before the request is processed further."""
 
 from __future__ import annotations
 

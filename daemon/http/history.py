@@ -1,4 +1,4 @@
-"""What touched an address, as far back as the index `history` reaches."""
+"""Transactions that affected an address, from the index `history`."""
 
 from __future__ import annotations
 

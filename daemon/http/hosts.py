@@ -1,4 +1,4 @@
-"""Which hosts a request may name: a page of another site must not read a daemon that listens on loopback only.
+"""Allowed host names: a web page of another site must not be able to read a daemon that listens on loopback only.
 
 With DNS rebinding a site lets its own name resolve to this machine's address; its pages then read the daemon as if it
 were that site. Their requests carry the site's name in `Host`.

@@ -1,4 +1,4 @@
-"""Pages of live outputs: the most frequent request, so answered without Starlette's request and response objects."""
+"""Pages of unspent outputs: the most frequent request, so answered without Starlette's request and response objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an MMR store commits to, and proofs of single outputs."""
+"""Commitments of an MMR store, and proofs of single outputs."""
 
 from __future__ import annotations
 

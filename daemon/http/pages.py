@@ -1,4 +1,4 @@
-"""The two HTML pages; each is one file without external assets, and may load and run nothing else."""
+"""The two HTML pages; each is one file without external resources, and its policy forbids loading any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pending transactions, from the recovery tables, which are opened read-only at the first request."""
+"""Pending transactions from the recovery tables, which are opened read-only at the first request."""
 
 from __future__ import annotations
 

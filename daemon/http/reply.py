@@ -1,4 +1,4 @@
-"""Requests and responses: parameters that are checked, errors with advice, the tip in every header."""
+"""Requests and responses: checked parameters, errors with advice, the tip in every header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of the pruner and of the recovery service, from what the daemon counts."""
+"""Metrics of the pruner and of the recovery service, from the daemon's counters."""
 
 from __future__ import annotations
 

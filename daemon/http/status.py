@@ -1,4 +1,4 @@
-"""`/api/v1/status`: where the chain and the store are, in one answer."""
+"""`/api/v1/status`: the state of the chain and of the store."""
 
 from __future__ import annotations
 

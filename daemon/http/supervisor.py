@@ -1,4 +1,4 @@
-"""The supervisor of the HTTP workers: one listening socket, shared by all; a worker that ends is started again."""
+"""The supervisor of the HTTP workers: they share one listening socket, and a worker that exits is restarted."""
 
 from __future__ import annotations
 

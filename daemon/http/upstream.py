@@ -1,4 +1,4 @@
-"""The Ogmios server, for queries that a set of outputs cannot answer."""
+"""The Ogmios server, for queries that the set of outputs cannot answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions that wait for a block, in pages: bounded work for each, in turns, in one snapshot."""
+"""Pages of unmined transactions: a bounded amount of work for each, in turns, in one snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ZMQ notifications of a Bitcoin node: its mempool is read when it changes, and not only at each interval."""
+"""ZMQ notifications of a Bitcoin node: the mempool is read on each change, not only at each interval."""
 
 from __future__ import annotations
 

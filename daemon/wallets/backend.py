@@ -1,4 +1,4 @@
-"""What the wallet protocols share: the store, the node, its mempool, and what follows both of them."""
+"""The state that the wallet protocols share: the store, the node, its mempool, and the tasks that follow both."""
 
 from __future__ import annotations
 

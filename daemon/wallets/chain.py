@@ -1,4 +1,4 @@
-"""Questions of Electrum clients to the store, each answered from one snapshot, in bounded turns of the event loop."""
+"""Queries of Electrum clients to the store, each answered from one snapshot, in bounded turns of the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts about blocks that the daemon publishes, over as many connections as it takes."""
+"""Reception of the facts about blocks that the daemon publishes, with reconnection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's mempool in memory, indexed by the SHA-256 of locking scripts: polled, with arrivals and departures."""
+"""The node's mempool in memory, indexed by the SHA-256 of locking scripts; polled, reports changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bitcoin-family blocks, turned into events; pure decoding, no socket.
+"""Conversion of Bitcoin-family blocks to events; pure decoding, no socket.
 
 `source.Chain` is the best chain of a node's blk*.dat or of files of hex,
 `block.decode_block` reads one block, `networks` says which networks there are. What is wrong is a `SourceError`.

@@ -1,4 +1,4 @@
-"""A node's blk*.dat files: records of magic, length and block, in the order in which the blocks came.
+"""A node's blk*.dat files: records of magic, length and block, in the order of their arrival.
 
 What a running or crashed node leaves behind is tolerated where nothing can be lost by it: preallocated space at the end
 of a file (zeros), remains between records, and at the very end a last block that is only half there. All but the zeros

@@ -1,4 +1,4 @@
-"""One raw block -> one BlockApplied. The hot path of catching up, hence few calls and no work per byte.
+"""Conversion of one raw block to one `BlockApplied`. Hot path of a catch-up, so few calls and no work for each byte.
 
 What is checked is what the set depends on: the form, that the header commits to the transactions, the one coinbase.
 Scripts, signatures, fees and rewards are the node's business. Witnesses are stepped over; they count in `size` only.

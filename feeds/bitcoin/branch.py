@@ -1,4 +1,4 @@
-"""Whether a node's chain holds together where it leaves the daemon's."""
+"""Checks whether a node's chain is consistent after the fork point from the daemon's chain."""
 
 from __future__ import annotations
 

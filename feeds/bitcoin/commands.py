@@ -1,4 +1,4 @@
-"""The command lines of what reads a Bitcoin node's files and of what follows one."""
+"""The command lines of the feeds that read a Bitcoin node's files or follow a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw blocks of a range of heights, in order, while several requests are under way."""
+"""Fetches the raw blocks of a range of heights in order, with several requests in flight."""
 
 from __future__ import annotations
 

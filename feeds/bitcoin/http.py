@@ -1,4 +1,4 @@
-"""HTTP/1.1 as far as a node's RPC goes: connections that stay open and carry one request at a time.
+"""The part of HTTP/1.1 that a node's RPC needs: persistent connections with one request at a time.
 
 The streams are asyncio's own: they read on while no task waits, so answers to the requests that are in flight arrive
 while a block is being decoded, without a task for each.

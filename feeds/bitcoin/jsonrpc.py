@@ -1,4 +1,4 @@
-"""A node's JSON-RPC: calls that are answered in order, several of them under way at once."""
+"""A node's JSON-RPC: calls are answered in order, and several are in flight at once."""
 
 from __future__ import annotations
 

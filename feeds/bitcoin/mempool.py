@@ -1,4 +1,4 @@
-"""A node's mempool: each transaction is submitted once; one that left without a block is withdrawn."""
+"""A node's mempool: each transaction is submitted once; one that leaves the mempool without a block is withdrawn."""
 
 from __future__ import annotations
 

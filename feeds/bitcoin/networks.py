@@ -1,4 +1,4 @@
-"""What distinguishes one network of the family from another."""
+"""The differences between the networks of the family."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""Waiting for a node that is away."""
+"""Retries while a node is not available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proof of work: what a header claims to have cost, and whether that is true."""
+"""Proof of work: the target of a header, and whether its hash meets it."""
 
 from functools import lru_cache
 

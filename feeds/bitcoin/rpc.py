@@ -1,4 +1,4 @@
-"""Following a node over its RPC: from where the daemon is along the node's best chain, through reorganisations.
+"""Follows a node over its RPC: from the daemon's tip along the node's best chain, through reorganisations.
 
 The node decides which chain is the best. What it gives as a block has to have the requested hash, the work
 that its header claims, and the block before it as parent; nothing else is sent to the daemon.

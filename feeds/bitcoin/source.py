@@ -1,4 +1,4 @@
-"""Files of blocks, whole and in chain order: where `feed bitcoin-blocks` starts."""
+"""Files of complete blocks, in chain order: the source of `feed bitcoin-blocks`."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the daemon has of the chain, as far as is known: enough to find where another branch begins."""
+"""The daemon's chain as far as it is known: enough to find the fork point of another branch."""
 
 from __future__ import annotations
 

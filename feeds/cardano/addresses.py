@@ -1,4 +1,4 @@
-"""Byron addresses, as far as the set depends on them: the redeem kind, and the text that genesis files use.
+"""Byron addresses, as far as the set depends on them: the redeem type, and the text in genesis files.
 
 An address is `[#6.24(payload), crc32 of the payload]`, a payload `[root, attributes, kind]`.
 """

@@ -1,4 +1,4 @@
-"""The end of the vouchers: at the first block of Allegra all live outputs at Byron redeem addresses were removed.
+"""Removal of vouchers: the first block of Allegra removed all unspent outputs at Byron redeem addresses.
 
 No transaction does so, and the set knows only transactions. So the source adds one: the first block of Allegra
 (or of a later era, on a chain that never had it) gets a synthetic first transaction that spends those outputs and

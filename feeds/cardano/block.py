@@ -1,4 +1,4 @@
-"""One block of a chunk file, `[era, block]`, becomes one `BlockApplied`."""
+"""Conversion of one block of a chunk file, `[era, block]`, to one `BlockApplied`."""
 
 from __future__ import annotations
 

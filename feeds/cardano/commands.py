@@ -1,4 +1,4 @@
-"""The command lines of what reads a Cardano node's files and of what follows an Ogmios server."""
+"""The command lines of the feeds that read a Cardano node's files or follow an Ogmios server."""
 
 from __future__ import annotations
 

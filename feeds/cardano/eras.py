@@ -1,4 +1,4 @@
-"""Which era a block is of, and what a slot number means: epoch and time.
+"""The era of a block, and the epoch and time of a slot number.
 
 A network has had at most two kinds of slots: Byron's until a given epoch, and those of all later eras. The constants
 of the known networks are facts; those of any other come from its genesis files (`genesis.Genesis.network`).

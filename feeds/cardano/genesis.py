@@ -1,4 +1,4 @@
-"""What exists before the first block, and how slots count, from the JSON genesis files of a network."""
+"""The outputs before the first block, and the slot lengths, from the JSON genesis files of a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header of a block since Shelley: its place, the block before it, and its issuer."""
+"""The header of a block since Shelley: its slot and height, the previous block, and its issuer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chain of an Ogmios server, followed: what a daemon lacks of it, and from then on whatever happens to it.
+"""Follows the chain of an Ogmios server: first the blocks that the daemon lacks, then new blocks and rollbacks.
 
 Where the daemon is, once it has carried out all that was sent, is known here; so a connection that is lost is opened
 again, the newest of those points that is still on the chain is found, and the rest follows from that.

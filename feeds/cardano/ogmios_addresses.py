@@ -1,4 +1,4 @@
-"""Addresses as text, in the raw bytes that a transaction has them in: bech32 since Shelley, base58 in Byron's form.
+"""Conversion of addresses from text to raw bytes: bech32 since Shelley, base58 for Byron.
 
 Nothing is read into the bytes: pointers, over-long ones and whatever follows a credential stay as they are.
 """

@@ -1,4 +1,4 @@
-"""One block in Ogmios's form becomes one `BlockApplied`; pure decoding.
+"""Conversion of one block in Ogmios's format to one `BlockApplied`; pure decoding.
 
 NOTE: some of what a chunk file has is not in the message. The ledger's sets come sorted, so inputs (since Shelley),
 assets and datums may be in another order than in the block; a server that does not include the CBOR of transactions

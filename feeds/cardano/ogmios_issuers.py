@@ -1,4 +1,4 @@
-"""Who made a block, as an Ogmios server reports it."""
+"""The issuer of a block, as an Ogmios server reports it."""
 
 from __future__ import annotations
 

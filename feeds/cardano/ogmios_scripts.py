@@ -1,4 +1,4 @@
-"""Scripts that outputs carry, as a transaction has them: CBOR `[language, script]`, and their hashes.
+"""Scripts of outputs in the encoding of a transaction: CBOR `[language, script]`, and their hashes.
 
 A native script comes as a tree of clauses; only a server that includes the CBOR of scripts sends its original bytes.
 Without them it is written canonically: nearly every script is, and only of another one would body and hash differ.

@@ -1,4 +1,4 @@
-"""One connection to an Ogmios server: requests are pipelined, answers arrive in their order.
+"""One connection to an Ogmios server: requests are pipelined, responses arrive in the same order.
 
 The number of requests in flight also bounds memory: a server only sends answers to requests, and nothing
 more is requested while answers wait. So the socket is always read, and a dead connection is noticed.

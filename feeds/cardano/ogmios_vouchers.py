@@ -1,4 +1,4 @@
-"""The vouchers' end (see `avvm`) on a chain that may go back."""
+"""The removal of vouchers (see `avvm`) on a chain that may roll back."""
 
 from __future__ import annotations
 

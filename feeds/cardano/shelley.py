@@ -1,4 +1,4 @@
-"""The transactions of a block since Shelley, and its header. The hot path of catching up.
+"""The transactions of a block since Shelley, and its header. Hot path of a catch-up.
 
 The common encodings are read inline; all others that CBOR allows are read by the functions of `cbor`.
 """

@@ -1,4 +1,4 @@
-"""One transaction by itself, as wallets sign and nodes accept it: `[body, witnesses, valid, metadata]`."""
+"""A standalone transaction, as wallets sign and nodes accept it: `[body, witnesses, valid, metadata]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The witness sets of a block: how long each is, and the datums in it. The hot path of catching up.
+"""The witness sets of a block: the length of each, and the datums in it. Hot path of a catch-up.
 
 Most sets have nothing but signatures. Those are skipped whole; of the others the entries but that of the datums are.
 """

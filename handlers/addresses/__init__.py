@@ -1,4 +1,4 @@
-"""Addresses between text and raw bytes, by chain family and network. Pure: no disk, no configuration.
+"""Conversion of addresses between text and raw bytes, by chain family and network. Pure: no disk, no configuration.
 
 An address *is* its raw bytes: what a Cardano output carries, or a Bitcoin locking script. Text is how people write it,
 and `codec` knows how on one chain. Two rules hold for every family:

@@ -1,4 +1,4 @@
-"""Bitcoin's addresses, which encode locking scripts: the script is the identity, and it names no network."""
+"""Bitcoin's addresses, which encode locking scripts. The script identifies the owner, and contains no network."""
 
 from __future__ import annotations
 

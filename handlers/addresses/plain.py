@@ -1,4 +1,4 @@
-"""What all families can do, and the one that takes addresses as plain bytes."""
+"""Functions for all families, and the family whose addresses are plain bytes."""
 
 # ruff: noqa: ARG002 -- what the base ignores, the families use
 

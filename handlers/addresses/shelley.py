@@ -1,4 +1,4 @@
-"""Shelley addresses and stake addresses: a header, kind above and network below, then credentials of 28 bytes.
+"""Shelley and stake addresses: a header (type in the high bits, network in the low ones), then 28-byte credentials.
 
 | kind | payment | stake | | kind | payment | stake |
 | --- | --- | --- | --- | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""The wire types: messages in, facts that go out after a commit, and answers.
+"""The wire types: messages to the daemon, facts that it sends after a commit, and answers.
 
 They are the wire contract, so their field names are too. Inbound messages are complete: a handler needs no more.
 They are decoded by the thousand per block, hence `gc=False` for what holds no cycle. `docs/messages.md` is generated

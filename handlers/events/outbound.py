@@ -1,4 +1,4 @@
-"""What the daemon sends: facts, each after its commit, and answers to messages."""
+"""Messages from the daemon: facts, each after its commit, and answers to messages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bringing pending transactions to finality when their notification was lost."""
+"""Recovery of the final status of pending transactions whose notification was lost."""

@@ -1,4 +1,4 @@
-"""Calls of the handler: one that takes too long is cancelled, and abandoned if it does not end then."""
+"""Calls of the handler: one that exceeds its timeout is cancelled, and abandoned if it does not end then."""
 
 from __future__ import annotations
 

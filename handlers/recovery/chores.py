@@ -1,4 +1,4 @@
-"""What is done once in a scan interval at most: half-made transactions, discarded ones, and rows that are too many."""
+"""Periodic work, at most once in a scan interval: incomplete and discarded transactions, and the limit of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applies the change log to the recovery tables: most transactions become final this way.
+"""Application of the change log to the recovery tables: most transactions become final this way.
 
 Each fact is applied once: the cursor moves in the transaction that writes the rows. After a crash, an outage or a lost
 answer the log is read on from the cursor. Where that is not possible, a survey compares everything.

@@ -1,4 +1,4 @@
-"""The rows that this instance holds: one place for each, from its claim until its result is written.
+"""The rows that this instance has claimed: each has one entry, from its claim until its result is written.
 
 A place outlives its lease while an attempt is running, so there are never two attempts of a row at once.
 """

@@ -1,4 +1,4 @@
-"""What the recovery service counts, and the failures that are logged as they are counted."""
+"""Counters of the recovery service, and the failures that are logged when they are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt at one transaction can come to, and who makes it. Types, never wording, decide what happens next."""
+"""The possible outcomes of an attempt, and their sources. The type of an outcome decides what follows, not its text."""
 
 from __future__ import annotations
 

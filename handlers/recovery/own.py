@@ -1,4 +1,4 @@
-"""Handlers of one's own: found by their names in the configuration, and called before the daemon's."""
+"""Custom handlers: configured by name, and called before the daemon's handlers."""
 
 from __future__ import annotations
 

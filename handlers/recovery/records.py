@@ -1,4 +1,4 @@
-"""What the daemon's own stores know of pending transactions, and what of them was left half-made.
+"""The daemon's own data about pending transactions, and those that were left incomplete.
 
 Everything here is for the writer's thread, in steps that are short: blocks wait for one step at most.
 """

@@ -1,4 +1,4 @@
-"""What an outcome does to its row: pure, but for the dice."""
+"""The effect of an outcome on its row. Pure, except for random jitter."""
 
 from __future__ import annotations
 

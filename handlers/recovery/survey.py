@@ -1,4 +1,4 @@
-"""A comparison of the daemon's stores with the recovery tables, for when the change log cannot be read on.
+"""A comparison of the daemon's stores with the recovery tables, for when the change log has a gap.
 
 It reads the transaction store in short turns on the writer's thread. Facts that are logged meanwhile are applied
 afterwards, so it does not matter when exactly each part was read.

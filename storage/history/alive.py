@@ -1,4 +1,4 @@
-"""What merges and rewrites keep: what is unspent, what a rollback may restore, and what is never dropped."""
+"""What merges and rewrites keep: unspent outputs, those that a rollback may restore, and data that is never dropped."""
 
 from __future__ import annotations
 

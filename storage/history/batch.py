@@ -1,4 +1,4 @@
-"""Blocks that wait, joined to columns with numbers, and the pure rule: what each input of them spends.
+"""Queued blocks, joined to numbered columns, and the pure rule that determines which output each input spends.
 
 Order counts: an output may be created and spent in one batch and is then never live. The first of several inputs that
 name one output spends it. A transaction with the id of an earlier one replaces it: what is live of that one is spent,

@@ -1,4 +1,4 @@
-"""Whether the indexes' runs are in order, and have what outputs, transactions, blocks and undo logs require."""
+"""The check of the indexes' runs: their order, and agreement with outputs, transactions, blocks and undo logs."""
 
 from __future__ import annotations
 

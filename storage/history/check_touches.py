@@ -1,4 +1,4 @@
-"""Whether the index of touches has what outputs and undo logs require, block by block; with it nothing is dropped."""
+"""The check of the index of touches against outputs and undo logs, block by block; with it nothing is dropped."""
 
 from __future__ import annotations
 

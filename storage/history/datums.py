@@ -1,4 +1,4 @@
-"""Datums by their hash: those that outputs carry, and those that only the witnesses of a block have.
+"""Datums by their hash: those of outputs, and those that occur only in the witnesses of a block.
 
 A datum in the witnesses of a block is stored with the outputs of that block that name its hash (`Extra.datum`). One
 that none of them names is usually revealed by the transaction that spends an older output. It is stored in the undo log

@@ -1,4 +1,4 @@
-"""The live set of the store at one block boundary, read in short snapshots, so that a slow reader holds no pages.
+"""The set of unspent outputs at one block boundary, read in short snapshots, so that a slow reader holds no pages.
 
 Every snapshot after the first is of a later commit. What was live at the boundary is still found there: its bit is
 set, or the undo log of a block above the boundary has it, and then its body is still kept. So the set is exact as long

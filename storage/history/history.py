@@ -1,4 +1,4 @@
-"""The history's tables, for the one thread that writes them: blocks in, numbers out, and rollbacks.
+"""The history's tables, for the single writer thread: it appends blocks, assigns numbers, and rolls back.
 
 Every output has a running number, and a transaction has that of its first output. A batch of blocks is resolved and
 written at once, with arrays: what each input spends, what lives. A spend is a bit that is cleared and a number in the

@@ -1,4 +1,4 @@
-"""Whether each value of the store is what was written: checksums, keys, lengths, and the order of its own records."""
+"""Checks of single values of the store: checksums, keys, lengths, and the order of their records."""
 
 from __future__ import annotations
 

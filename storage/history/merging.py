@@ -1,4 +1,4 @@
-"""Merging runs: neighbours of one level become one run of the next, without dead entries.
+"""Merging of runs: adjacent runs of one level become one run of the next, without obsolete entries.
 
 The largest run of an index may wait for a very long time until there are enough others of its level. So the entries
 that live are counted, run after run, and a run of which half is dead is rewritten alone: a merge of one run, whose

@@ -1,4 +1,4 @@
-"""Mountain ranges over arrays: what `storage.mmr` says of single nodes, for whole batches, level by level. Pure."""
+"""Merkle mountain ranges over arrays: the functions of `storage.mmr` for whole batches, level by level. Pure."""
 
 from __future__ import annotations
 

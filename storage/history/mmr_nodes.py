@@ -1,4 +1,4 @@
-"""The nodes of a Merkle mountain range in values of many, under the position of the first of each.
+"""The nodes of a Merkle mountain range: many in each value, under the position of the first.
 
 A value has a fixed number of positions, the last one those that are there so far: a checksum, how many positions, and
 their hashes. Where nodes were deleted the highest bit of the number is set, and a bitmap (little-endian inside a byte)

@@ -1,4 +1,4 @@
-"""Deleting nodes that no proof needs any more: those below a node under which every output is permanently dead.
+"""Deletion of nodes that no proof needs: those below a node whose outputs are all permanently spent.
 
 Values are examined in the order of positions. Under a node of the current value either all outputs belong to it, then
 their bits decide; or the node's children are in earlier values or at their end, and what is left of these decides.

@@ -1,4 +1,4 @@
-"""Walking the Merkle mountain ranges of a store by their own rules: nodes over leaves, leaves of outputs, bits.
+"""The check of a store's Merkle mountain ranges: nodes against leaves, leaves against outputs, and bits.
 
 A parent is the hash of its children where both are there. A node that is not there was deleted: then no output below
 its parent lives, or can be made to live again by a rollback.

@@ -1,4 +1,4 @@
-"""The keys under which an output can be found: each kind of index is a rule from outputs to digests of 32 bytes.
+"""The index keys of outputs: each kind of index is a rule from outputs to digests of 32 bytes.
 
 Addresses are named by their SHA-256, as Bitcoin's clients do; hashes of 28 bytes are padded with zeros.
 """

@@ -1,4 +1,4 @@
-"""Prefixes of digests: what indexes are ordered by."""
+"""Prefixes of digests, which determine the order of indexes."""
 
 from __future__ import annotations
 

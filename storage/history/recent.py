@@ -1,4 +1,4 @@
-"""Which outputs were spent in blocks that may be rolled back: for merges, which drop what is permanently dead."""
+"""Outputs that were spent in blocks that may be rolled back: merges drop only permanently spent outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building indexes again from the stored outputs, which are the truth."""
+"""Rebuilding of indexes from the stored outputs, which are authoritative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorted runs: an index is a few of them, each of (prefix, number) in order, written once and merged.
+"""Sorted runs: an index consists of a few of them, each with (prefix, number) in order, written once and merged.
 
 A run belongs to a range of numbers, disjoint from the others of its kind, so a rollback removes the last ones and
 lowers the bound of the one across the target. Values hold about a thousand entries; the key of a value is its first

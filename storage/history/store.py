@@ -1,4 +1,4 @@
-"""The store: checks when it is opened, its blocks, and its state in one place."""
+"""The store: checks when it is opened, its blocks, and its state."""
 
 from __future__ import annotations
 

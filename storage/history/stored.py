@@ -1,4 +1,4 @@
-"""Reading the tables of the chain at one commit: single look-ups, within a read transaction."""
+"""Reads of the chain's tables at one commit: single look-ups, within a read transaction."""
 
 from __future__ import annotations
 

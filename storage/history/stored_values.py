@@ -1,4 +1,4 @@
-"""Records of numbered things for a reader, which seeks their values: see `values`."""
+"""Records of numbered items for a reader, which seeks their values: see `values`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `verify` compares large tables with, in bounded memory: a bit for each number, and sums of what is under them.
+"""Comparison of large tables in bounded memory, for `verify`: a bit for each number, and sums of their content.
 
 Two tables agree when each range of numbers has the same sum of hashes in both. Where a sum differs, a second pass
 collects what is in that range alone.

@@ -1,4 +1,4 @@
-"""The transactions that touched an address or locking script: those that pay to it, and those that spend from it.
+"""The transactions that affected an address or locking script: those that pay to it, and those that spend from it.
 
 The index `history` has an entry for each, from the prefix of the address's key to the number of the transaction, once.
 Nothing is dropped from it. While it is kept, all bodies, transactions and undo logs stay: it can be built from them.

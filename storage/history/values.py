@@ -1,4 +1,4 @@
-"""Records of numbered things in values of one bounded size, under the number of the first: appended, cut, thinned out.
+"""Records of numbered items in values of limited size, under the number of the first: appended, cut, rewritten.
 
 A value is a table of records and a heap of bytes. The writer keeps the keys in memory; a reader seeks them
 (`stored_values`).

@@ -1,4 +1,4 @@
-"""Walking every table of the store by its own rules: reads one consistent state and names what is wrong.
+"""The check of every table of the store by its own rules, in one consistent state, with a finding for each error.
 
 Values are examined one by one first. Then tables are compared, in bounded memory: a few bits for each number, and
 sums over ranges of numbers (`tally`); what differs is collected by a second pass.

@@ -1,4 +1,4 @@
-"""One snapshot of the store, read table by table from end to end: some thousand records at a time, as arrays."""
+"""One snapshot of the store, read table by table: some thousand records at a time, as arrays."""
 
 from __future__ import annotations
 

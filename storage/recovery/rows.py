@@ -1,4 +1,4 @@
-"""What the recovery tables hold."""
+"""The rows of the recovery tables."""
 
 from __future__ import annotations
 

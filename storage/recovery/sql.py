@@ -1,4 +1,4 @@
-"""The statements on the recovery tables, written once for SQLite and PostgreSQL.
+"""The statements on the recovery tables, common to SQLite and PostgreSQL.
 
 A statement is a template. What the databases say differently they fill in: `{t}` is the name of the table, `{now}` the
 database's clock, `{ms}` makes an interval of a number of milliseconds. A value is `:name`. A batch of rows is a table

@@ -1,4 +1,4 @@
-"""The verbs of the recovery tables: written once, for every database."""
+"""The operations on the recovery tables, common to all databases."""
 
 from __future__ import annotations
 

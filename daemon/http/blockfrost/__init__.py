@@ -1,1 +1,1 @@
-"""The part of Blockfrost's HTTP API that is about outputs, over our store: its clients run on it unchanged."""
+"""The part of Blockfrost's HTTP API that concerns outputs, over our store, for existing clients of Blockfrost."""

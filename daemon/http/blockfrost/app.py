@@ -1,4 +1,4 @@
-"""Blockfrost's endpoints: which paths there are, and the form of every answer."""
+"""Blockfrost's endpoints: the paths, and the format of every response."""
 
 from __future__ import annotations
 

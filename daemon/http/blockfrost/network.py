@@ -1,4 +1,4 @@
-"""What is constant on a network, its epochs, and its protocol parameters in Blockfrost's names."""
+"""The constants of a network, its epochs, and its protocol parameters with Blockfrost's names."""
 
 from __future__ import annotations
 

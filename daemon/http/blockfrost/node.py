@@ -1,4 +1,4 @@
-"""Answers that need the node. No snapshot is held while it is queried."""
+"""Responses that need the node. No snapshot is held during the query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions that wait for a block, and transactions on their way to the node."""
+"""Unmined transactions, and submission of transactions to the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs and amounts as Blockfrost writes them."""
+"""Outputs and amounts in Blockfrost's format."""
 
 from __future__ import annotations
 

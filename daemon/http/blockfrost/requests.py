@@ -1,4 +1,4 @@
-"""Blockfrost's questions: a request with its parameters, pages, and errors word for word."""
+"""Blockfrost's requests: parameters, pages, and errors with Blockfrost's wording."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Kupo's HTTP API over our store: its clients run on it unchanged."""
+"""Kupo's HTTP API over our store, for existing clients of Kupo."""

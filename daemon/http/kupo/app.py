@@ -1,4 +1,4 @@
-"""Kupo's endpoints: which paths there are, and the form of every answer."""
+"""Kupo's endpoints: the paths, and the format of every response."""
 
 from __future__ import annotations
 

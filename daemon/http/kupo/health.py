@@ -1,4 +1,4 @@
-"""How far this store is, in the words of Kupo's health."""
+"""The progress of this store in the format of Kupo's health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/matches`: small answers at once, large ones in parts and in turns."""
+"""`/matches`: small responses are sent at once, large ones in parts and in turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kupo's patterns: what they mean, and which indexes find their outputs."""
+"""Kupo's patterns: their meaning, and the indexes that find their outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matches as Kupo writes them."""
+"""Matches in Kupo's format."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ogmios' API: questions about outputs are answered from our store, everything else by an Ogmios server."""
+"""Ogmios' API: queries of outputs are answered from our store, all others by an Ogmios server."""

@@ -1,4 +1,4 @@
-"""What is answered from the store: the tip, and outputs by address or reference."""
+"""Queries that are answered from the store: the tip, and outputs by address or reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of Electrum calls: what they have to be, and the errors of invalid ones."""
+"""Parameters of Electrum calls: their types, and the errors of invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Electrum server: its listeners, its sessions, and what is reported to them."""
+"""The Electrum server: its listeners, its sessions, and the notifications that it sends to them."""
 
 from __future__ import annotations
 

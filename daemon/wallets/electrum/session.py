@@ -1,4 +1,4 @@
-"""One client: JSON-RPC lines in, answers and notifications out, within the limits of a client."""
+"""One client: reads JSON-RPC lines and writes responses and notifications, within the limits of a client."""
 
 from __future__ import annotations
 

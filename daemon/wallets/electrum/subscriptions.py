@@ -1,4 +1,4 @@
-"""What sessions have subscribed to, and the status of it that they were sent last: a change is sent once."""
+"""The subscriptions of sessions, with the last status that was sent for each: a change is sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers and errors in Esplora's form, and what is read from paths."""
+"""Responses and errors in Esplora's format, and the parsing of path parameters."""
 
 from __future__ import annotations
 

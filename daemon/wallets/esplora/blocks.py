@@ -1,4 +1,4 @@
-"""Blocks as Esplora shows them, from their headers."""
+"""Blocks in Esplora's format, from their headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fees and the mempool as Esplora shows them."""
+"""Fees and the mempool in Esplora's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Esplora's answers about a script: sums, transactions page by page, unspent outputs."""
+"""Esplora's responses about a script: sums, pages of transactions, unspent outputs."""
 
 from __future__ import annotations
 

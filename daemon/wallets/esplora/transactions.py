@@ -1,4 +1,4 @@
-"""Transactions as Esplora shows them: with what they spend, and where they are."""
+"""Transactions in Esplora's format, with the outputs that they spend and their status."""
 
 from __future__ import annotations
 
