@@ -51,38 +51,48 @@ class Options(msgspec.Struct, frozen=True):
 
 
 @click.command("apply")
-@click.option("--blocks", default=300, show_default=True, type=click.IntRange(min=12), help="Timed blocks.")
+@click.option("--blocks", default=300, show_default=True, type=click.IntRange(min=12), help="Number of timed blocks.")
 @click.option("--txs", default=2000, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
-@click.option("--old", default=0, show_default=True, type=click.IntRange(min=0), help="Outputs that stand already.")
+@click.option(
+    "--old", default=0, show_default=True, type=click.IntRange(min=0), help="Number of outputs before the measurement."
+)
 @click.option(
     "--spend-old",
     default="uniform",
     show_default=True,
     type=click.Choice(["uniform", "recent"]),
-    help="Which of them are spent: any, or one of the latest 60,000 that are left.",
+    help="Which of the outputs of --old are spent: any, or the latest 60,000 unspent ones.",
 )
 @click.option(
     "--old-share",
     default=18.0,
     show_default=True,
     type=click.FloatRange(0, 100),
-    help="Per cent of the timed inputs that spend them; the others keep the workload's mixture.",
+    help="Percentage of timed inputs that spend outputs of --old; other inputs follow the workload.",
 )
 @click.option(
     "--old-busy",
     default=0,
     show_default=True,
     type=click.IntRange(0, 99),
-    help="Per cent of them that belong to one address.",
+    help="Percentage of the outputs of --old that belong to one address.",
 )
 @click.option(
-    "--old-store", type=click.Path(path_type=Path), help="Keep the store with them here, or use what is here."
+    "--old-store",
+    type=click.Path(path_type=Path),
+    help="Folder in which a store with the outputs of --old is kept and reused.",
 )
-@click.option("--seed", default=1, show_default=True, help="Of the old outputs, and of which are spent.")
+@click.option("--seed", default=1, show_default=True, help="Random seed of the outputs of --old and of the spends.")
 @click.option(
-    "--rounds", default=1, show_default=True, type=click.IntRange(min=1), help="Runs of each system, in turns."
+    "--rounds",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of runs of each system, in turns.",
 )
-@click.option("--work", type=click.Path(path_type=Path), help="Where stores and chains go; else a temporary folder.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), help="Folder for stores and chains; by default a temporary one."
+)
 @click.option("--peers", type=click.Path(exists=True, path_type=Path), help="Folder with a chain generator and peers.")
 @click.option(
     "--peer", "chosen", multiple=True, type=click.Choice([*SCRIPTS]), help="Only this peer; may be given several times."
@@ -105,7 +115,7 @@ def apply(
 ) -> None:
     """Measure catch-up, the tip, and a rollback of ten blocks; with --peers, the peers' figures and the ratios.
 
-    With --old a set of that many outputs exists before anything is measured, in every system alike.
+    With --old, every system has that many outputs before the measurement starts.
     """
     if old_store and not old:
         raise click.UsageError("--old-store needs --old")

@@ -168,19 +168,33 @@ class Bench:
 
 
 @click.command("http")
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(min=0.5), help="Of one measurement.")
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1), help="The result is their median.")
+@click.option(
+    "--seconds", default=2.0, show_default=True, type=click.FloatRange(min=0.5), help="Duration of one measurement."
+)
+@click.option(
+    "--rounds",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of rounds; the result is the median.",
+)
 @click.option("--txs", default=2000, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
 @click.option(
-    "--outputs", default=1_000_000, show_default=True, type=click.IntRange(min=0), help="Of the large address; 0: none."
+    "--outputs",
+    default=1_000_000,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Outputs of the large address; 0 omits it.",
 )
-@click.option("--old", default=0, show_default=True, type=click.IntRange(min=0), help="Outputs that stand already.")
+@click.option(
+    "--old", default=0, show_default=True, type=click.IntRange(min=0), help="Number of outputs before the measurement."
+)
 @click.option("--facades", "with_facades", is_flag=True, help="Measure the Kupo and Blockfrost APIs too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, with_facades: bool, as_json: bool) -> None:
     """Measure pages of 25 outputs next to a constant answer of the same server, alone and next to a busy writer.
 
-    Then, in a store of its own, pages and balances of an address with very many outputs.
+    Also measures pages and balances of an address with very many outputs, in a separate store.
     """
     load_before = os.getloadavg()[0]
     _print("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)

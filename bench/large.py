@@ -18,10 +18,12 @@ _TXS = 200  # in a block
 
 
 @click.command()
-@click.option("--outputs", default=1_000_000, show_default=True, type=click.IntRange(min=2), help="Of the transaction.")
-@click.option("--work", type=click.Path(path_type=Path), help="Where the store goes; else a temporary folder.")
+@click.option(
+    "--outputs", default=1_000_000, show_default=True, type=click.IntRange(min=2), help="Outputs of the transaction."
+)
+@click.option("--work", type=click.Path(path_type=Path), help="Folder for the store; by default a temporary one.")
 def large(outputs: int, work: Path | None) -> None:
-    """Create one large transaction while small blocks come without pause."""
+    """Measure how long blocks wait while one large transaction is created."""
     with tempfile.TemporaryDirectory(dir=work) as parent, running(Path(parent) / "utxod") as daemon:
         feeder, submitter = Client(daemon.folder / "utxod.sock"), Client(daemon.folder / "utxod.sock")
         feeder.feed([_block(height) for height in range(1, 21)])

@@ -36,15 +36,23 @@ class Figures(msgspec.Struct):
 
 
 @click.command()
-@click.option("--blocks", default=60, show_default=True, type=click.IntRange(min=12), help="Of a catch-up.")
+@click.option("--blocks", default=60, show_default=True, type=click.IntRange(min=12), help="Blocks of a catch-up.")
 @click.option(
     "--chain",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with chain.mp and meta.json, all blocks of which are applied; else a built-in chain.",
+    help="Folder with chain.mp and meta.json, whose blocks are all applied; by default a built-in chain.",
 )
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="In turns; the median counts.")
-@click.option("--proofs", default=2000, show_default=True, type=click.IntRange(min=1), help="Of outputs at random.")
-@click.option("--work", type=click.Path(path_type=Path), help="Where stores go; else a temporary folder.")
+@click.option(
+    "--rounds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of rounds; the result is the median.",
+)
+@click.option(
+    "--proofs", default=2000, show_default=True, type=click.IntRange(min=1), help="Number of proofs, of random outputs."
+)
+@click.option("--work", type=click.Path(path_type=Path), help="Folder for stores; by default a temporary one.")
 def mmr(blocks: int, chain: Path | None, rounds: int, proofs: int, work: Path | None) -> None:
     """Measure catch-up and a rollback of ten blocks with both kinds of store in turns, and proofs."""
     load = converted(chain).encoded() if chain else made_up(blocks, 2000)

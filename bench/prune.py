@@ -69,14 +69,20 @@ class Measured(msgspec.Struct):
 
 @click.command()
 @click.option(
-    "--rows", type=click.IntRange(10_000), default=1_000_000, show_default=True, help="Of records, or spent outputs."
+    "--rows",
+    type=click.IntRange(10_000),
+    default=1_000_000,
+    show_default=True,
+    help="Number of records, or of spent outputs.",
 )
-@click.option("--blocks", type=click.IntRange(20), default=400, show_default=True, help="That come meanwhile.")
-@click.option("--every-ms", type=click.IntRange(1), default=50, show_default=True, help="A block.")
-@click.option("--txs", type=click.IntRange(1), default=200, show_default=True, help="In each of these.")
+@click.option(
+    "--blocks", type=click.IntRange(20), default=400, show_default=True, help="Number of blocks that are fed meanwhile."
+)
+@click.option("--every-ms", type=click.IntRange(1), default=50, show_default=True, help="Interval between two blocks.")
+@click.option("--txs", type=click.IntRange(1), default=200, show_default=True, help="Transactions in a block.")
 @click.option("--kind", type=click.Choice(["outputs", "records", "both"]), default="both", show_default=True)
 def prune(rows: int, blocks: int, every_ms: int, txs: int, kind: str) -> None:
-    """Measure what blocks wait for next to a pruner that has very much to delete."""
+    """Measure how long blocks wait for a pruner with a large backlog."""
     for what in ("outputs", "records") if kind == "both" else (kind,):
         with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
             filled = Path(temporary, "filled")

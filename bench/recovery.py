@@ -35,10 +35,15 @@ class AtOnce:
 
 
 @click.command("recovery")
-@click.option("--store", type=click.Choice(["sqlite", "postgresql"]), multiple=True, help="By default both.")
-@click.option("--rows", default=250_000, show_default=True, help="Transactions that are due.")
-@click.option("--batch", default=500, show_default=True, help="recovery.batch_size.")
-@click.option("--workers", default=8, show_default=True, help="recovery.worker_count.")
+@click.option(
+    "--store",
+    type=click.Choice(["sqlite", "postgresql"]),
+    multiple=True,
+    help="Database of the tables; by default both.",
+)
+@click.option("--rows", default=250_000, show_default=True, help="Number of due transactions.")
+@click.option("--batch", default=500, show_default=True, help="Value of recovery.batch_size.")
+@click.option("--workers", default=8, show_default=True, help="Value of recovery.worker_count.")
 def recovery(store: tuple[Literal["sqlite", "postgresql"], ...], rows: int, batch: int, workers: int) -> None:
     """Measure the recovery service on its real stores, with a handler that answers at once."""
     for name in store or ("sqlite", "postgresql"):

@@ -110,14 +110,22 @@ class Payments:
 
 
 @click.command()
-@click.option("--blocks", default=100_000, show_default=True, type=click.IntRange(min=4), help="At the tip.")
+@click.option(
+    "--blocks", default=100_000, show_default=True, type=click.IntRange(min=4), help="Number of blocks at the tip."
+)
 @click.option("--txs", default=200, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
-@click.option("--live", default=200_000, show_default=True, type=click.IntRange(min=1), help="Unspent outputs.")
-@click.option("--window", default=500, show_default=True, type=click.IntRange(min=6), help="Blocks of every window.")
-@click.option("--every", default=1000, show_default=True, type=click.IntRange(min=1), help="Blocks of a line.")
-@click.option("--fsync/--no-fsync", default=True, show_default=True, help="Let commits wait for the disk.")
-@click.option("--seed", default=1, show_default=True, help="Of the chain.")
-@click.option("--work", type=click.Path(path_type=Path), help="Where the store goes; else a temporary folder.")
+@click.option(
+    "--live", default=200_000, show_default=True, type=click.IntRange(min=1), help="Number of unspent outputs."
+)
+@click.option(
+    "--window", default=500, show_default=True, type=click.IntRange(min=6), help="Length of both windows in blocks."
+)
+@click.option(
+    "--every", default=1000, show_default=True, type=click.IntRange(min=1), help="Blocks for each printed line."
+)
+@click.option("--fsync/--no-fsync", default=True, show_default=True, help="Whether commits wait for the disk.")
+@click.option("--seed", default=1, show_default=True, help="Random seed of the chain.")
+@click.option("--work", type=click.Path(path_type=Path), help="Folder for the store; by default a temporary one.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def steady(
     blocks: int,

@@ -27,14 +27,24 @@ _SLOTS = 20_000
 
 
 @click.command()
-@click.option("--blocks", default=60, show_default=True, type=click.IntRange(min=8), help="Of a catch-up.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="In turns; the median counts.")
+@click.option("--blocks", default=60, show_default=True, type=click.IntRange(min=8), help="Blocks of a catch-up.")
 @click.option(
-    "--submissions", default=50_000, show_default=True, type=click.IntRange(min=_CHAINS), help="Of 2 in, 2 out."
+    "--rounds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of rounds; the result is the median.",
 )
-@click.option("--work", type=click.Path(path_type=Path), help="Where stores go; else a temporary folder.")
+@click.option(
+    "--submissions",
+    default=50_000,
+    show_default=True,
+    type=click.IntRange(min=_CHAINS),
+    help="Number of submissions, of 2 inputs and 2 outputs.",
+)
+@click.option("--work", type=click.Path(path_type=Path), help="Folder for stores; by default a temporary one.")
 def transactions(blocks: int, rounds: int, submissions: int, work: Path | None) -> None:
-    """Measure submissions, catch-up next to the same without the store, and the cost of a spend by the page's size."""
+    """Measure submissions, catch-up with and without the transaction store, and the cost of a spend by page size."""
     load, rates = made_up(blocks, 2000), dict[str, list[float]]()
     with tempfile.TemporaryDirectory(dir=work) as parent:
         for turn in range(rounds):

@@ -39,16 +39,29 @@ def one_round(kind: str, folder: Path, seed: int, **longer: int) -> Met:
 
 
 @click.command("soak")
-@click.option("--for", "duration", default="10m", show_default=True, help="How long new rounds begin: 30s, 10m, 8h.")
-@click.option("--only", multiple=True, type=click.Choice(KINDS), help="Repeatable: twice gives twice the rounds.")
-@click.option("--seed", type=int, help="Of the first round of each kind; a random one by default.")
-@click.option("--parallel", default=2, show_default=True, type=click.IntRange(1, 64), help="Rounds at the same time.")
-@click.option("--work", type=click.Path(path_type=Path), help="Where stores go; else a temporary folder.")
+@click.option(
+    "--for",
+    "duration",
+    default="10m",
+    show_default=True,
+    help="Duration in which new rounds are started: 30s, 10m, 8h.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(KINDS),
+    help="Only this kind; may be repeated, also for a kind that is to have more rounds.",
+)
+@click.option("--seed", type=int, help="Seed of the first round of each kind; by default random.")
+@click.option(
+    "--parallel", default=2, show_default=True, type=click.IntRange(1, 64), help="Number of concurrent rounds."
+)
+@click.option("--work", type=click.Path(path_type=Path), help="Folder for stores; by default a temporary one.")
 def soak(duration: str, only: tuple[str, ...], seed: int | None, parallel: int, work: Path | None) -> None:
-    """Attack daemons: kills, power cuts, failing disks, lies, fuzz, crowds of clients, paused readers.
+    """Attack daemons: kills, power failures, disk errors, false messages, fuzzing, many clients, stopped readers.
 
-    Every round has daemons of its own and a seed that repeats it. The first promise that does not hold ends the run
-    with exit code 1: its seed is printed and its folder is kept.
+    Every round has separate daemons, and can be repeated with its seed. The first violated guarantee ends the run with
+    exit code 1: the seed of the round is printed, and its folder is kept.
     """
     try:
         until = time.monotonic() + parse_duration(duration)

@@ -32,8 +32,8 @@ def _network_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--network",
-            help="How slots count, epochs and times: mainnet, preprod, preview, or from --genesis for another; "
-            "else that of the daemon.",
+            help="Network, which determines epochs and slot times: mainnet, preprod, preview, or another one that "
+            "--genesis defines; by default the daemon's network.",
         ),
     ):
         command = option(command)
