@@ -74,7 +74,7 @@ def _facades(config: Config) -> list[Problem]:
     for name, where in listeners(config).items():
         key = where if isinstance(where, Path) else where[1]
         if key in known:
-            what = f"{known[key]} and {name} need ports, or sockets, of their own: both have {key}"
+            what = f"{known[key]} and {name} must listen on different ports or sockets: both have {key}"
             found.append(Problem((name, known[key]), what))
         known.setdefault(key, name)
     upstream = config.upstream.ogmios
@@ -112,11 +112,11 @@ def recovery_problems(recovery: Recovery) -> list[Problem]:
     """Return the same of the recovery service alone."""
     found: list[Problem] = []
     if recovery.enabled and recovery.store == "postgresql" and recovery.dsn is None:
-        found.append(Problem(("recovery.store",), 'store = "postgresql" needs dsn, the database'))
+        found.append(Problem(("recovery.store",), 'store = "postgresql" needs dsn, the database URL'))
     if recovery.dsn is not None and not recovery.dsn.startswith(("postgresql://", "postgres://")):
         found.append(Problem(("recovery.dsn",), "expected postgresql://user@host/database"))
     if 0 < recovery.attempt_timeout < _SHORTEST_ATTEMPT_S:
-        found.append(Problem(("recovery.attempt_timeout",), "expected 0, without end, or at least 10s"))
+        found.append(Problem(("recovery.attempt_timeout",), "expected 0 (no limit) or at least 10s"))
     if recovery.node_url is not None and not recovery.node_url.startswith(("http://", "https://")):
         found.append(Problem(("recovery.node_url",), "expected http://host:port"))
     for name in recovery.handlers:
@@ -136,16 +136,16 @@ def _retention(config: Config) -> list[Problem]:
         found.append(
             Problem(
                 ("pruner.unmined_retention", "transactions.block_height_retention"),
-                f"unmined_retention, {unmined_retention(config)} blocks, has to be less than "
-                f"block_height_retention, {retention}: else a spent transaction is deleted before it is preserved",
+                f"unmined_retention, {unmined_retention(config)} blocks, must be less than "
+                f"block_height_retention, {retention}; otherwise parents are deleted before they are preserved",
             )
         )
     if config.pruner.parent_preservation_blocks <= retention:
         found.append(
             Problem(
                 ("pruner.parent_preservation_blocks", "transactions.block_height_retention"),
-                f"parent_preservation_blocks, {config.pruner.parent_preservation_blocks}, has to be more than "
-                f"block_height_retention, {retention}: else preserving keeps nothing any longer",
+                f"parent_preservation_blocks, {config.pruner.parent_preservation_blocks}, must be more than "
+                f"block_height_retention, {retention}; otherwise preservation has no effect",
             )
         )
     return found

@@ -19,7 +19,7 @@ MASK = "***"
 
 
 class Secret(str):
-    """A text that neither `repr` nor `render` shows, so no log line of a Config gives it away."""
+    """A text that neither `repr` nor `render` shows, so no log line of a Config discloses it."""
 
     __slots__ = ()
 

@@ -167,12 +167,12 @@ def _walk(data: dict[str, Any], table: Table, file: Path, given: dict[str, _Give
 
 
 def _nearest(key: str, table: Table) -> str:
-    """Suggest the tables where this very name belongs, else a similar name of this table, else all that it knows."""
+    """Suggest the tables where this very name belongs, else a similar name of this table, else all its names."""
     if homes := [setting.label for setting in SETTINGS.values() if f".{setting.name}".endswith(f".{key}")]:
         return f"did you mean {' or '.join(homes)}?"
     if near := get_close_matches(key, table.entries, 1):
         return f"did you mean {near[0]}?"
-    return "known here: " + ", ".join(table.entries)
+    return "known names: " + ", ".join(table.entries)
 
 
 def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
@@ -191,7 +191,7 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
 
 
 def _as_toml(text: str, kind: inspect.Type) -> object:
-    """Return the value that TOML would have given; where there is none of this kind, the text itself, for the error."""
+    """Return the value that TOML would have; if there is no value of this kind, the text itself, for the error."""
     source = text.strip()
     match kind:
         case inspect.BoolType():

@@ -87,13 +87,13 @@ class Table(NamedTuple):
 
 
 def label(table: str, key: str) -> str:
-    """Return how the file writes a key: `[utxo.index] policy`; a key that has to be quoted is."""
+    """Return how the file writes a key: `[utxo.index] policy`; a key that must be quoted is."""
     shown = key if re.fullmatch("[A-Za-z0-9_-]+", key) else json.dumps(key)
     return f"[{table}] {shown}" if table else shown
 
 
 def special(kind: type, raw: object) -> object:
-    """Make the types that msgspec does not know: a Path or a Secret. The mask is refused, it was copied from `show`."""
+    """Make a Path or a Secret, which msgspec does not support. The mask is refused: it was copied from `show`."""
     if isinstance(raw, kind):
         return raw
     if not isinstance(raw, str) or raw == "" or (kind is Secret and raw == MASK):

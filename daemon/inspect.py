@@ -69,7 +69,7 @@ def copy_place(config: Config, copy_to: Path | None) -> Copy:
 
 
 def verify(config: Config, copy: Copy, progress: Progress = silent) -> Verified:
-    """Return what is wrong with the store, and which transactions are half-made: that is no damage, it heals.
+    """Return what is wrong with the store, and which transactions are incomplete; these are not damage.
 
     Pages are checked first, without LMDB: on damaged ones it may end this process.
     """

@@ -35,7 +35,7 @@ async def leading(
     """Yield what a daemon lacks of the chain: genesis outputs, a rollback to the last point that both have, blocks.
 
     A source that sleeps for new blocks runs on a thread of its own: it is given `over`, which is set when the feed
-    ends, and then has to end too.
+    ends, and then must end too.
 
     Raises:
         FeedError: the daemon is on a chain that shares no retained point with this one.
@@ -72,7 +72,7 @@ def _back_to_common(welcome: Welcome, first: BlockApplied) -> Rollback:
         lowest = welcome.points[-1]
         raise FeedError(
             f"the daemon is on another chain: none of its {len(welcome.points)} points between height {lowest.height} "
-            f"and {welcome.points[0].height} is on this one"
+            f"and {welcome.points[0].height} is on the chain of this feed"
         )
     return Rollback(to=RollbackPoint(slot=common.slot, hash=common.hash, height=common.height))
 

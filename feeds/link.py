@@ -45,7 +45,7 @@ _FAMILIES = frozenset({"cardano", "bitcoin"})  # any other takes addresses as pl
 
 
 class _Away(Exception):
-    """The daemon can't be reached, or the message has to be sent again later."""
+    """The daemon can't be reached, or the message must be sent again later."""
 
 
 class Sent(Struct, frozen=True):
@@ -235,7 +235,7 @@ class Link:
         await stream.send(self._hello())
         answer = await _receive(answers)
         if not isinstance(answer, Welcome):
-            raise FeedError(f"the daemon answered Hello with {answer}")
+            raise FeedError(f"the daemon answered Hello with an unexpected message: {answer}")
         self._check_chain(answer.chain)
         return answer
 
@@ -288,7 +288,7 @@ class Link:
                     self._acknowledged(self._pop(), code)
                     on_refusal(answer)
                 case Error(code=code, message=message, retryable=True):
-                    raise _Away(f"the daemon answers {code}: {message}")
+                    raise _Away(f"the daemon answered {code}: {message}")
                 case Error(code=code, message=message):
                     raise FeedError(f"the daemon refused {self._name(answer)}: {code}: {message}")
                 case _:
@@ -304,7 +304,7 @@ async def _receive(answers: BufferedByteReceiveStream) -> Ack | Error | Welcome:
     try:
         return _ANSWERS.decode(await answers.receive_exactly(length))
     except msgspec.DecodeError as error:
-        raise FeedError(f"the daemon's answer can't be read: {error}") from error
+        raise FeedError(f"the daemon's answer cannot be read: {error}") from error
 
 
 def _leads_to(message: Inbound) -> tuple[bytes | None, int | None]:

@@ -117,7 +117,7 @@ def network_of(job: Job, family: str, chosen: str | None, known: Collection[str]
     """Return the network of a feed: the chosen one, else the daemon's; `mainnet` without a daemon of its family.
 
     Raises:
-        FeedError: the daemon stayed away for too long, or the feed does not know its network.
+        FeedError: the daemon stayed away for too long, or the network of the feed is unknown.
     """
     if chosen is not None:
         return chosen

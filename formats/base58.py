@@ -29,7 +29,7 @@ def decode(text: str, longest: int = LONGEST) -> bytes:
     """Return the bytes in a text.
 
     Raises:
-        AddressError: a character is no digit of base58, or there are too many.
+        AddressError: a character is not a digit of base58, or there are too many.
     """
     if len(text) > longest:
         raise AddressError("malformed", f"{len(text)} characters are too many for base58")

@@ -1,7 +1,7 @@
 """The boundaries of CBOR items, and decoding of the few types that blocks and scripts need.
 
 Hashes depend on the original bytes, so nothing is decoded to be encoded again: every function takes the buffer and a
-place in it, and gives back where the item ends. Nothing recurses. A read beyond the end of the buffer is an
+place in it, and returns where the item ends. Nothing recurses. A read beyond the end of the buffer is an
 `IndexError` or an end beyond it; the function that reads a whole block turns both into `CutShort`, once, instead of
 every step checking for itself.
 """

@@ -18,7 +18,7 @@ def datum_json(raw: bytes) -> Any:
     """Return Plutus data in its detailed JSON schema.
 
     Raises:
-        CborError: the bytes are no Plutus data, or are nested too deeply.
+        CborError: the bytes are not Plutus data, or are nested too deeply.
     """
     return _whole(raw, _datum)
 
@@ -27,7 +27,7 @@ def native_json(raw: bytes) -> Any:
     """Return a native script as JSON.
 
     Raises:
-        CborError: the bytes are no native script, or are nested too deeply.
+        CborError: the bytes are not a native script, or are nested too deeply.
     """
     return _whole(raw, _native)
 

@@ -17,7 +17,7 @@ def split_reference(script: bytes, offset: int = 0) -> tuple[int, bytes]:
     """Return the language of a script reference and its script: of a Plutus script what its byte string holds.
 
     Raises:
-        CborError: the bytes are no script reference; it counts them from `offset`.
+        CborError: the bytes are not a script reference; it counts them from `offset`.
     """
     try:
         count, at = fields(script, 0, 2, what="a script reference")
@@ -44,7 +44,7 @@ def script_hash(script: bytes, offset: int = 0) -> bytes:
     A native script counts in its original CBOR, a Plutus script in the bytes that its byte string holds.
 
     Raises:
-        CborError: the bytes are no script reference; it counts them from `offset`.
+        CborError: the bytes are not a script reference; it counts them from `offset`.
     """
     language, code = split_reference(script, offset)
     return blake2b(bytes((language,)) + code, digest_size=28).digest()

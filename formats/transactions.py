@@ -85,7 +85,7 @@ def parse_transaction(raw: bytes) -> Transaction:
     """Return a transaction.
 
     Raises:
-        ValueError: the bytes are no transaction; the message names the byte.
+        ValueError: the bytes are not a transaction; the message names the byte.
     """
     reader = _Reader(raw)
     found = _read(reader)

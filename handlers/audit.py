@@ -1,8 +1,8 @@
 """The check of the transaction store: its own rules, and its agreement with the UTXO store.
 
-Reads one consistent state, writes nothing, and names what is wrong. Damage is what rows of the transaction store say
-against each other. Where records and the chain say different things, the store is sound and the chain lied:
-`utxod reindex --records` settles that. What a creation has left half-made heals by itself.
+It reads one consistent state and writes nothing. Rows of the transaction store that contradict each other are damage. A
+record that contradicts the chain is not: `utxod reindex --records` rebuilds it. The daemon itself completes or removes
+what an interrupted creation has left incomplete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNREADABLE = (StoreError, *UNREADABLE)
 
 
 class Audited(Struct, frozen=True):
-    """What is wrong, which transactions are half-made, and what contradicts the chain: at most a hundred of each."""
+    """Damage, transactions that are incomplete, and contradictions to the chain: at most a hundred of each."""
 
     findings: list[str]
     incomplete: list[str]
@@ -39,7 +39,7 @@ class Audited(Struct, frozen=True):
 
 
 def audit(transactions: Transactions) -> Audited:
-    """Return what is wrong with the transaction store next to its chain; nothing for a sound one."""
+    """Check the transaction store, and compare it with the chain."""
     walk = _Audit(transactions)
     with transactions.pool.disk.read() as txn:
         findings = list(islice(walk.findings(txn), _MOST))
@@ -95,7 +95,7 @@ class _Audit:
             try:
                 yield from walk
             except _UNREADABLE as error:
-                yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
+                yield f"the {what} cannot be read to the end: {type(error).__name__}: {error}"
 
     def _each(self, txn: Txn) -> Iterator[str]:
         for txid in self.pool.txids(txn):
@@ -103,7 +103,7 @@ class _Audit:
                 view = TxView(self.transactions, txn, self._height)  # which keeps nothing of the one before
                 yield from self._transaction(_Seen(view, txid, self.jobs.left_of(txn, txid)))
             except _UNREADABLE as error:
-                yield f"transaction {txid.hex()} can't be read: {type(error).__name__}: {error}"
+                yield f"transaction {txid.hex()} cannot be read: {type(error).__name__}: {error}"
 
     def _transaction(self, seen: _Seen) -> Iterator[str]:
         yield from self._rows(seen)
@@ -113,7 +113,7 @@ class _Audit:
                 yield from self._page(seen, seen.record, number)
             yield from self._record(seen, seen.record)
         elif seen.lock:
-            self._half(f"{seen.name} was begun: it has a lock and nothing else")
+            self._half(f"{seen.name} is incomplete: it has a lock, but no record")
 
     def _half(self, note: str) -> None:
         if len(self.incomplete) < _MOST:
@@ -142,54 +142,54 @@ class _Audit:
             elif len(rest) == 4:
                 seen.pages.append(number)
                 if seen.record is None:
-                    yield f"page {number} of {seen.name} has no record"
+                    yield f"page {number} of {seen.name} is stored, but the transaction has no record"
                 elif number != len(seen.pages):
-                    yield f"{seen.name} has a page {number}, but none {len(seen.pages)}"
+                    yield f"{seen.name} has page {number}, but page {len(seen.pages)} is missing"
             elif len(rest) == 8:
                 if seen.record is None or seen.record.inline or number > seen.record.pages:
-                    yield f"{seen.name} has names of page {number}, which is not there"
+                    yield f"{seen.name} has a row of names of page {number}, but no page that needs it"
             elif rest:
-                yield f"row {key.hex()} is none that the transaction store has"
+                yield f"row {key.hex()} of the transaction store has an unknown kind of key"
 
     def _claims(self, seen: _Seen) -> Iterator[str]:
-        """Check that claims are on outputs that are there."""
+        """Check that claimed outputs exist."""
         names = dict[int, set[int]]()
         for key, raw in self.pool.rows_of(seen.view.txn, self.pool.claim, seen.txid):
             by = open_claim(key, raw)
             if len(key) != HASH + 8 or len(by) != CLAIM:
-                yield f"row {key.hex()} is no claim: it has {len(by)} bytes"
+                yield f"row {key.hex()} is not a claim: it has {len(by)} bytes, expected {CLAIM}"
                 continue
             number, slot = keys.number(key[HASH:]), keys.number(key[HASH + 4 :])
             if seen.swept(number):
                 continue
             if seen.record is None or seen.ghost:
                 if number:
-                    yield f"a claim on page {number} of {seen.name} has no record"
+                    yield f"page {number} of {seen.name} has a claim, but the transaction has no record"
                 elif seen.record is None:
                     self._claim_on_chain(seen, slot, by)
                 continue
             if number not in names:
                 names[number] = {at for at, _ in seen.view.rows.names(seen.txid, seen.record, number)}
             if slot not in names[number]:
-                yield f"slot {slot} of page {number} of {seen.name} is claimed, and there is nothing to be spent"
+                yield f"slot {slot} of page {number} of {seen.name} has a claim, but the page has no such output"
 
     def _claim_on_chain(self, seen: _Seen, index: int, by: bytes) -> None:
         """Check a claim, or a freeze, on an output of a transaction that is only in the chain's tables."""
         name = show((seen.txid, index))
         stored = None if seen.chain is None else self.chain.slot(seen.view.txn, seen.chain, index)
         if stored is None or len(stored) > HASH:
-            state = "does not have" if stored is None else "has spent"
-            self._contradict(f"output {name} is claimed or frozen next to the UTXO store, which {state} it")
+            state = "does not exist" if stored is None else "is spent"
+            self._contradict(f"output {name} has a claim or is frozen, but {state} in the UTXO store")
         if by != FROZEN:
             if self.chain.find(seen.view.txn, by[:HASH]) is not None:
                 self._contradict(
-                    f"output {name} is claimed by {by[:HASH].hex()}, which is in a block without spending it"
+                    f"output {name} has a claim of {by[:HASH].hex()}, which is in a block and does not spend it"
                 )
             elif not self._known(seen, by[:HASH]):
-                self._contradict(f"output {name} is claimed by {by[:HASH].hex()}, which is not known")
+                self._contradict(f"output {name} has a claim of {by[:HASH].hex()}, which is unknown")
 
     def _page(self, seen: _Seen, record: Record, number: int) -> Iterator[str]:
-        """Check a page: its counters are what its slots say."""
+        """Check a page: its counters agree with its slots."""
         page = seen.view.rows.page(seen.txid, number) if number else record
         if page is None:
             return
@@ -198,44 +198,46 @@ class _Audit:
             outpoint = seen.txid, number * record.page_size + slot if number else slot
             slots, spent = slots + 1, spent + spending.spent(row)
             if slot >= page.outputs:
-                yield f"output {show(outpoint)} is beyond the {page.outputs} of its page"
+                yield f"output {show(outpoint)} has a slot beyond the {page.outputs} outputs of its page"
             self._spender(seen, record, deleted, outpoint, row)
             if page.reassignments:
                 yield from self.reassigned.slot(seen.view.txn, page, slot, outpoint, row, seen.chain)
         if page.recorded != slots:
-            yield f"{where} says {page.recorded} recorded outputs, its slots are {slots}"
+            yield f"{where} counts {page.recorded} recorded outputs, but has {slots} slots"
         if page.spent != spent:
-            yield f"{where} says {page.spent} spent outputs, of its slots {spent} are"
+            yield f"{where} counts {page.spent} spent outputs, but {spent} of its slots are spent"
         if page.creating and not record.creating:
-            yield f"{where} is being created, the transaction is not"
+            yield f"{where} is marked as being created, but the transaction is not"
         seen.outputs += page.outputs
         seen.spent_pages += bool(number) and page.all_spent
 
     def _spender(self, seen: _Seen, record: Record, deleted: set[bytes], outpoint: OutPoint, row: bytes) -> None:
-        """Check that a spender is known, and that the UTXO store knows the same one."""
+        """Check that a spender exists, and that the UTXO store has the same one."""
         stored = None if seen.chain is None else self.chain.slot(seen.view.txn, seen.chain, outpoint[1])
         by = claimant(row)[0] if spending.spent(row) else None
         pruned = stored is None and record.mined  # long ago, and the spender with it, perhaps
         pruned = pruned or record.conflicting  # then it is the collateral return of one that failed
         if by is not None and by not in deleted and not pruned and not self._known(seen, by):
-            self._contradict(f"output {show(outpoint)} is spent by {by.hex()}, which is not known")
+            self._contradict(f"output {show(outpoint)} is spent by {by.hex()}, which is unknown")
         if seen.chain is None or seen.failed:
             return
         if stored is None:
             if by is None:
-                self._contradict(f"output {show(outpoint)} is not spent here, but gone from the UTXO store")
+                self._contradict(
+                    f"output {show(outpoint)} is unspent in its record, but does not exist in the UTXO store"
+                )
         elif len(stored) == HASH:
             home = None if by is None else self.chain.find(seen.view.txn, by)
             if (
                 by is not None and home is not None and home.number > seen.chain.number
             ):  # else it was missing to the block
                 self._contradict(
-                    f"output {show(outpoint)} is unspent in the UTXO store, spent by {by.hex()} of a block here"
+                    f"output {show(outpoint)} is unspent in the UTXO store, but its record has the spender {by.hex()}"
                 )
         elif (there := _claim(stored)) is not None and row[HASH:] != there:
             who = "no transaction" if by is None else by.hex()
             self._contradict(
-                f"output {show(outpoint)} is spent by {there[:HASH].hex()} in the UTXO store, by {who} here"
+                f"output {show(outpoint)} is spent by {there[:HASH].hex()} in the UTXO store, by {who} in its record"
             )
 
     def _known(self, seen: _Seen, txid: bytes) -> bool:
@@ -244,7 +246,7 @@ class _Audit:
     # --- the whole transaction -----------------------------------------------------------------------------------
 
     def _inputs(self, seen: _Seen, record: Record) -> None:
-        """Check that an unmined transaction holds what it spends; a conflicting one need not."""
+        """Check that an unmined transaction is the spender of its inputs; a conflicting one need not be."""
         if record.unmined_since is None or record.conflicting or record.creating:
             return
         inputs = seen.view.inputs(seen.txid)
@@ -254,33 +256,35 @@ class _Audit:
                 continue
             row = seen.view.slot(held, outpoint[1])[3]
             if row is None or not spending.spent(row) or not _holds(seen.txid, inputs, n, row):
-                self._contradict(f"input {n} of {seen.name}, {show(outpoint)}, is not held by it")
+                self._contradict(
+                    f"input {n} of {seen.name} is output {show(outpoint)}, which does not have it as its spender"
+                )
 
     def _record(self, seen: _Seen, record: Record) -> Iterator[str]:
         name = seen.name
         for field in [] if seen.ghost else self.pool.not_indexed(seen.view.txn, seen.txid, record):
-            yield f"{name} has {field} {getattr(record, field)}, the index does not have it"
+            yield f"{name} has {field} {getattr(record, field)}, but the index of {field} does not list it"
         if record.apart != seen.body:
-            yield f"{name} has {'no' if record.apart else 'a'} body, its record says otherwise"
+            yield f"{name} has {'no' if record.apart else 'a'} body, but its record is marked otherwise"
         body = seen.view.body(seen.txid)
         if body.previous is not None and len(body.previous) != len(body.inputs):
-            yield f"{name} has {len(body.inputs)} inputs, but knows what {len(body.previous)} spend"
+            yield f"the body of {name} has {len(body.inputs)} inputs, but {len(body.previous)} outputs that they spend"
         if record.submission is not None:
             self._submissions, self._weight = self._submissions + 1, self._weight + record.weight
         self._inputs(seen, record)
         if record.creating:
             if not seen.lock:
                 there = f"{len(seen.pages) + 1} of {record.pages + 1} pages"
-                self._half(f"{name} is half-made: {there}, and no process continues it")
+                self._half(f"{name} is incomplete: it has {there}, and no process is creating it")
             return
         if len(seen.pages) != record.pages:
-            yield f"{name} has {len(seen.pages)} further pages, its record says {record.pages}"
+            yield f"{name} has {len(seen.pages)} further pages, but its record counts {record.pages}"
         elif seen.outputs != record.total:
-            yield f"{name} has {seen.outputs} outputs on its pages, its record says {record.total}"
+            yield f"{name} has {seen.outputs} outputs on its pages, but its record counts {record.total}"
         elif seen.spent_pages != (record.spent_pages or 0):
-            yield f"{name} has {seen.spent_pages} further pages all spent, its record says {record.spent_pages or 0}"
+            yield f"{name} has {seen.spent_pages} spent further pages, but its record counts {record.spent_pages or 0}"
         if record.locked_by_operator and not record.locked:
-            yield f"{name} is locked by an operator, and not locked"
+            yield f"{name} is marked as locked by an operator, but not as locked"
         yield from self._blocks(name, record)
         yield from self._going(name, record)
         self._missing(seen, record)
@@ -291,34 +295,34 @@ class _Audit:
             heights, subtrees = len(record.block_heights), len(record.subtree_idxs)
             yield f"{name} has {len(record.block_ids)} blocks, {heights} heights and {subtrees} subtrees"
         if not set(record.main_ids) <= set(record.block_ids):
-            yield f"{name} is on the longest chain in a block that it is not in: {[*record.main_ids]}"
+            yield f"{name} is on the longest chain in {[*record.main_ids]}, but in blocks {[*record.block_ids]}"
         if bool(record.main_ids) == (record.unmined_since is not None):
             state = "mined and unmined" if record.main_ids else "neither mined nor unmined"
             yield f"{name} is {state}"
 
     def _going(self, name: str, record: Record) -> Iterator[str]:
-        """Check that a transaction has the height of its end exactly if the rule gives it one."""
+        """Check that a transaction has a deletion height exactly if the rule of retention requires one."""
         if record.preserve_until is not None:
             if record.delete_at is not None:
-                yield f"{name} is preserved until {record.preserve_until}, and to be deleted at {record.delete_at}"
+                yield f"{name} is preserved until {record.preserve_until}, but has deletion height {record.delete_at}"
             return
         settled = structs.replace(record)
         spending.settle(settled, record.delete_at or 0, self.retention)
         if record.delete_at is None and settled.delete_at is not None and not record.locked:
-            yield f"{name} should have a height at which it is deleted"
+            yield f"{name} has no deletion height, but the rule of retention requires one"
         elif record.delete_at is not None and settled.delete_at is None:
-            yield f"{name} is to be deleted at {record.delete_at}, the rule does not say so"
+            yield f"{name} has deletion height {record.delete_at}, but the rule of retention does not allow one"
 
     def _missing(self, seen: _Seen, record: Record) -> None:
-        """Check that what is in a block does not wait, and what the UTXO store has unspent has a slot here.
+        """Check that a transaction in a block is not unmined, and that its outputs in the UTXO store have slots.
 
-        What only carries data has none.
+        An output that only carries data has no slot.
         """
         if seen.chain is None or seen.failed:
             return
         if record.unmined_since is not None:
             self._contradict(
-                f"transaction {seen.txid.hex()} is in block {seen.chain.ordinal}, its record says it waits"
+                f"transaction {seen.txid.hex()} is in block {seen.chain.ordinal}, but its record is unmined"
             )
         view, there = seen.view, {*()}
         for number in range(len(seen.pages) + 1):
@@ -330,13 +334,13 @@ class _Audit:
             address, value = self.chain.paid(view.txn, seen.chain, index)
             if not spending.data_output(value, address):
                 self._contradict(
-                    f"output {show((seen.txid, index))} is unspent in the UTXO store, and has no slot here"
+                    f"output {show((seen.txid, index))} is unspent in the UTXO store, but has no slot in its record"
                 )
 
     # --- the other tables ----------------------------------------------------------------------------------------
 
     def _strays(self, txn: Txn) -> Iterator[str]:
-        """Check that an index leads to records that say the same."""
+        """Check that an index lists records under the value that they have."""
         for db, field in self.pool.indexes:
             for at, txid in heights.entries(txn, db, keys.LAST_U32, 0, None):
                 try:
@@ -344,23 +348,24 @@ class _Audit:
                 except StoreError:  # reported already
                     continue
                 if record is None or getattr(record, field) != at:
-                    yield f"the index of {field} has transaction {txid.hex()} at {at}, its record does not say so"
+                    found = "it has no record" if record is None else f"its record has {getattr(record, field)}"
+                    yield f"the index of {field} lists transaction {txid.hex()} at {at}, but {found}"
 
     def _pending(self, txn: Txn) -> Iterator[str]:
-        """Check that the order of submissions and their totals are what the records say."""
+        """Check that the order of submissions and their totals agree with the records."""
         ordered = 0
         for number, txid in self.pool.pending.ordered(txn):
             ordered += 1
             record = self.pool.record(txn, txid)
             if record is None or record.unmined_since is None or record.submission != number:
-                state = "has no record" if record is None else "does not say so"
-                yield f"transaction {txid.hex()} is counted as a pending submission, {number}, but {state}"
+                state = "it has no record" if record is None else "its record does not have this number"
+                yield f"transaction {txid.hex()} is listed as pending submission {number}, but {state}"
         totals = self.pool.pending.totals(txn)
         if ordered != self._submissions:
-            yield f"{self._submissions} submissions wait, {ordered} are in their order"
+            yield f"{self._submissions} records are pending submissions, but the order of submissions lists {ordered}"
         if (totals.count, totals.size) != (self._submissions, self._weight):
-            there = f"{self._submissions} submissions wait, of {self._weight} bytes"
-            yield f"{there}; the totals say {totals.count}, of {totals.size}"
+            there = f"{self._submissions} records are pending submissions, of {self._weight} bytes"
+            yield f"{there}, but the totals count {totals.count}, of {totals.size} bytes"
 
 
 def _claim(stored: bytes) -> bytes | None:

@@ -33,19 +33,22 @@ class ReassignedAudit:
         mine = [(each.height, each.since) for each in entries]
         there = [] if moves is None else [(each.height, each.since) for each in moves.given]
         if mine != there:
-            yield f"output {name} was reassigned at {mine} by its record, at {there} by the table of reassigned outputs"
+            table = "the table of reassigned outputs"
+            yield f"output {name} was reassigned at {mine} in its record, but at {there} in {table}"
         if row[:HASH] != entries[-1].new_hash:
-            yield f"output {name} was reassigned, its slot does not have the hash of its new owner"
+            yield f"output {name} was reassigned, but its slot does not have the hash of its new owner"
         if any(each.spent for each in entries) and not spending.spent(row):
-            yield f"output {name} counts as spent by a block, its slot is not spent"
+            yield f"the reassignment of output {name} is marked as spent by a block, but its slot is unspent"
         shown = None if found is None or found.failed else self._chain.slot(txn, found, outpoint[1])
         if found is None or shown is None:
             return
         if any(each.spent != (len(shown) > HASH) for each in entries):
             state = "spent" if len(shown) > HASH else "unspent"
-            self._contradict(f"output {name} is {state} in the UTXO store, its reassignment does not count it so")
+            self._contradict(f"output {name} is {state} in the UTXO store, but its reassignment is marked otherwise")
         if moves is not None and moves.first != self._chain.paid(txn, found, outpoint[1])[0]:
-            self._contradict(f"output {name} was reassigned by another owner than the one in the UTXO store")
+            self._contradict(
+                f"output {name} has another first owner in the table of reassigned outputs than in the UTXO store"
+            )
 
     def rows(self, txn: Txn) -> Iterator[str]:
         """Yield which rows of the table of reassigned outputs are missing, and which should not be there."""
@@ -54,15 +57,15 @@ class ReassignedAudit:
             if raw is None:
                 moves = self._pool.reassigned.find(txn, *outpoint)
                 if moves is None or front not in owner_keys(moves):
-                    yield f"output {name} is listed under an owner who never had it"
+                    yield f"output {name} is listed under an owner that its reassignments do not name"
                 continue
             moves = open_row(Moves, raw, f"the row of reassigned output {name}")
             for key in owner_keys(moves):
                 if not self._pool.reassigned.listed(txn, key, outpoint):
-                    yield f"output {name} was reassigned, and is not listed under each of its owners"
+                    yield f"output {name} was reassigned, but is not listed under each of its owners"
             rows = PoolRows(self._pool, txn)
             record = rows.record(outpoint[0])
             number, slot = (0, 0) if record is None else record.place(outpoint[1])
             page = rows.page(outpoint[0], number) if record else None
             if page is None or all(each.slot != slot for each in page.reassignments):
-                yield f"output {name} was reassigned, its record does not say so"
+                yield f"output {name} is in the table of reassigned outputs, but its record has no reassignment of it"

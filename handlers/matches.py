@@ -237,7 +237,7 @@ class Matches:
         if len(rows) < len(numbers):
             there = {row.number for row in rows}
             lost = next(number for number in numbers.tolist() if number not in there)
-            raise Damaged(f"output {lost} lives, or may live again, but is missing")
+            raise Damaged(f"output {lost} is unspent, or may be unspent again, but is missing")
         rows = self._owned(rows)
         kept = [row for row in rows if self._holds(row)]
         return kept[::-1] if descending else kept
@@ -253,7 +253,7 @@ class Matches:
             for n, at in enumerate(which.tolist()):
                 ids[at] = text[n * 64 : n * 64 + 64]
         if (firsts < 0).any():
-            raise Damaged(f"the transaction of output {int(numbers[firsts < 0][0])} is not there")
+            raise Damaged(f"the transaction of output {int(numbers[firsts < 0][0])} is missing")
         homes = list(
             zip(numbers.tolist(), ids, (numbers - firsts).tolist(), firsts.tolist(), blocks.tolist(), strict=True)
         )

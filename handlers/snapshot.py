@@ -197,7 +197,7 @@ class Snapshot:
         missing = [number for number in wanted if number not in known]
         found = self.stored.bodies(missing) if missing else {}
         if len(found) < len(missing) and (lost := [number for number in missing if number not in found]):
-            raise Damaged(f"output {lost[0]} lives, or may live again, but is not there")
+            raise Damaged(f"output {lost[0]} is unspent, or may be unspent again, but is missing")
         if len(known) + len(found) > _KEPT:
             self._found = {}
         for number, each in found.items():

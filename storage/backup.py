@@ -57,7 +57,7 @@ class Tar:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:  # else there is no end: what was written is no whole archive
+        if kind is None:  # else there is no end: what was written is not a whole archive
             self._tar.close()
         else:
             cast("Any", self._tar.fileobj).fileobj = io.BytesIO()  # it writes its buffer when it is freed
@@ -185,7 +185,7 @@ def write_backup(
 
 @contextmanager
 def _recovery_copy(path: Path, scratch: Path | None) -> Iterator[Path]:
-    """Give a copy of the recovery tables as of one moment.
+    """Yield a copy of the recovery tables as of one moment.
 
     Raises:
         RecoveryDamaged, StoreError: they can't be read.
@@ -207,7 +207,7 @@ def _recovery_copy(path: Path, scratch: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Folder]:
-    """Give a target for a new folder, which gets its name once the block ends without an error.
+    """Yield a target for a new folder, which gets its name once the block ends without an error.
 
     Raises:
         StoreError: there is something of that name, or another process writes it.

@@ -23,5 +23,5 @@ def leftover(name: str) -> str:
 
 
 def blob_name(txid: bytes, *, partial: bool) -> str:
-    """Return the name of a transaction's bytes; without inputs they are no whole transaction."""
+    """Return the name of a transaction's bytes; without inputs they are not a whole transaction."""
     return f"{txid.hex()}.{'outputs' if partial else 'tx'}"

@@ -87,7 +87,7 @@ _decode = msgspec.msgpack.Decoder(list[Fact]).decode
 
 
 class Retention(Struct, frozen=True):
-    """Which facts are kept: at least `count` of the newest, unless they are older than `age_s`; 0 is no limit."""
+    """Which facts are kept: at least `count` of the newest, unless they are older than `age_s`; 0 means no limit."""
 
     count: int = 0
     age_s: float = 0
@@ -281,7 +281,7 @@ def read_row(key: bytes, raw: bytes) -> Row:
     except msgspec.DecodeError as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
     if len(facts) != count or not facts:
-        raise Damaged(f"{what} are {len(facts)}, its head counts {count}")
+        raise Damaged(f"{what} are {len(facts)}, but the head of the row counts {count}")
     return Row(_sequence(key), at, facts)
 
 
@@ -304,9 +304,9 @@ def contradictions(log: LogStore, txn: Txn, tip: bytes | None, progress: Callabl
         progress(n, key)
         row = read_row(key, raw)
         if following is not None and row.first != following:
-            yield f"the change log continues at {row.first} after {following - 1}"
+            yield f"the change log has a gap: fact {row.first} follows fact {following - 1}"
         if row.at < at:
-            yield f"the facts of the change log at {row.first} are older than those before them"
+            yield f"the facts of the change log from {row.first} on are older than those before them"
         following, at = row.last + 1, row.at
         for fact in row.facts:
             match fact:
@@ -316,7 +316,7 @@ def contradictions(log: LogStore, txn: Txn, tip: bytes | None, progress: Callabl
                     where, moved = None if fact.after is None else fact.after[2], True
     if moved and where != tip:
         names = [block.hex() if block else "the origin" for block in (where, tip)]
-        yield f"the change log ends at block {names[0]}, the tip is {names[1]}"
+        yield f"the change log ends at block {names[0]}, but the tip is {names[1]}"
 
 
 def _packed(facts: Sequence[Fact], first: int, at: int) -> Iterator[tuple[bytes, bytes]]:

@@ -18,7 +18,7 @@ _PREFIX = "utxod-verify-"
 
 @contextmanager
 def temporary(place: Path) -> Iterator[Path]:
-    """Give an empty folder in `place`; it is removed with all that is in it.
+    """Yield an empty folder in `place`; it is removed with all that is in it.
 
     Raises:
         OSError: it cannot be made.

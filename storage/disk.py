@@ -92,10 +92,10 @@ class Disk:
                 raise other_format(self.folder, found, version)
 
     def open_tables(self, tables: Sequence[str]) -> None:
-        """Open tables, made if they are not there and the disk is writable; not inside of a transaction.
+        """Open tables, and create them if they are missing and the disk is writable; not inside of a transaction.
 
         Raises:
-            TableMissing: the disk is read-only and one of them is not there.
+            TableMissing: the disk is read-only and one of them is missing.
         """
         for table in tables:
             name, fixed, make = table.rstrip("*"), table.endswith("*"), not self._readonly
@@ -264,7 +264,7 @@ class Disk:
             return error.errno in FULL
 
     def _grow_ahead(self) -> None:
-        """Grow while nothing has to be done twice for it."""
+        """Grow the map before a commit needs it, so that no commit is repeated for it."""
         size = self.map_size()
         if self.used() > size * 3 // 4 and size < self._max_map_size:
             self._grow(None)
@@ -306,7 +306,7 @@ def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: boo
     except lmdb.ReadersFullError as error:
         raise _no_slot(folder) from error
     except lmdb.Error as error:
-        if broken(error) or error.code == 0:  # 0: a data format that this build does not know
+        if broken(error) or error.code == 0:  # 0: a data format that this build does not support
             raise Damaged(f"{folder}: this is not a store, or it is damaged: {error}") from error
         raise StoreError(f"the store cannot be opened: {error}") from error
 
@@ -322,7 +322,7 @@ def _make(folder: Path) -> None:
 
 
 def _unlockable(folder: Path) -> bool:
-    """Return whether a store without a writer has to be read without locks: LMDB would have to write `lock.mdb`.
+    """Return whether a store without a writer must be read without locks: LMDB would have to write `lock.mdb`.
 
     Raises:
         StoreBusy: a process writes to it; pages that are read without a lock may be reused meanwhile.

@@ -24,7 +24,7 @@ class WrongFormat(StoreError):
 
 
 class TableMissing(StoreError):
-    """A table is not there: an earlier version wrote the store, its first start did not end, or it is damaged."""
+    """A table is missing: an earlier version wrote the store, its first start did not end, or it is damaged."""
 
     def __init__(self, folder: str, table: str) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ class ChainMoved(StoreError):
 class SnapshotExpired(Exception):
     """A query took too long: its read transaction prevented the reuse of freed pages.
 
-    It is no `StoreError`: the store is sound, and the same query may be repeated.
+    It is not a `StoreError`: the store is sound, and the same query may be repeated.
     """
 
     def __init__(self, limit_s: float) -> None:

@@ -22,11 +22,11 @@ def findings(ghosts: Ghosts, txn: Txn) -> Iterator[str]:
     end = end_spend = left = 0
     for generation in ghosts.generations(txn):
         if generation.first < end or generation.first_spend < end_spend:
-            yield f"generation {generation.number} of the ghosts begins inside the one before it"
+            yield f"generation {generation.number} of the ghosts overlaps the one before it"
         end, end_spend, left = generation.end, generation.end_spend, left + generation.left
         yield from _generation(ghosts, txn, generation)
     if (there := ghosts.bits(txn)) != left:
-        yield f"{there} transactions are marked as ghosts, their generations count {left}"
+        yield f"{there} transactions are marked as ghosts, but the generations count {left}"
 
 
 def _generation(ghosts: Ghosts, txn: Txn, generation: Generation) -> Iterator[str]:
@@ -36,20 +36,20 @@ def _generation(ghosts: Ghosts, txn: Txn, generation: Generation) -> Iterator[st
     for records in ghosts.parts(txn, generation):
         spends = ghosts.spends_of(txn, records)
         if np.any(spends["spender"] != np.repeat(records["number"], records["spent"])):
-            yield f"{name} has spends that are not those of their transactions"
+            yield f"{name} has spends whose spender is not their transaction"
         for n, (kind, some, ids) in enumerate(((BY_ID, records, "id"), (BY_PARENT, spends, "parent"))):
             counts[n] += len(some)
             for number in _unlisted(ghosts, txn, generation, kind, some[ids][:, 0], some["number"]).tolist():
-                yield f"{name}: the index of its {_KINDS[kind]} does not have number {number}"
+                yield f"{name}: the index of its {_KINDS[kind]} has no entry for number {number}"
         left += int(ghosts.live(txn, records["number"]).sum())
     for kind, count in zip((BY_ID, BY_PARENT), counts, strict=True):
         entries, ordered = ghosts.index.size(txn, generation.part(kind))
         if entries != count:
-            yield f"{name}: the index of its {_KINDS[kind]} has {entries} entries for {count}"
+            yield f"{name}: the index of its {_KINDS[kind]} has {entries} entries, expected {count}"
         if not ordered:
-            yield f"{name}: the index of its {_KINDS[kind]} is out of order"
+            yield f"{name}: the index of its {_KINDS[kind]} is not in order"
     if left != generation.left:
-        yield f"{name} has {left} ghosts, it says {generation.left}"
+        yield f"{name} has {left} ghosts, but its row counts {generation.left}"
 
 
 _KINDS = {BY_ID: "transactions", BY_PARENT: "spends"}

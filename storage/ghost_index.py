@@ -99,7 +99,7 @@ class GhostIndex:
     def find(self, txn: Txn, part: Part, wanted: Words, indexes: Numbers | None = None) -> tuple[Numbers, Records]:
         """Return the entries with one of these ascending prefixes: the places of these, and the entries.
 
-        With `indexes` an entry has to have the index of its place too.
+        With `indexes` an entry must have the index of its place too.
         """
         cursor, front = txn.cursor(self._table), _front(part)
         places, found, at = [_NONE], [np.empty(0, ENTRY)], 0

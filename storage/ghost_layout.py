@@ -1,9 +1,8 @@
 """Ghosts: transactions of rolled-back blocks, stored as columns until one of them changes.
 
 A rollback writes the transactions of its blocks as a few large values, one generation for each rollback. A transaction
-whose bit is set is a ghost: it waits for a block, and nothing else happened to it since. A change of
-it gives it a record (`TxView.touch`) and clears the bit. A generation without
-ghosts is deleted.
+whose bit is set is a ghost: it is unmined and has not changed since. A change creates its record
+(`TxView.touch`) and clears the bit. A generation without ghosts is deleted.
 
     ghost          "generations"                  MessagePack list of `Generation`
                    generation u32 | block u32     MessagePack (height, first number): its blocks

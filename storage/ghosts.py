@@ -65,7 +65,7 @@ class _Reads(NamedTuple):
 class Ghosts:
     """The ghosts on one disk. What is read is what the transaction has.
 
-    Only the prefixes of generations are kept in memory, to find quickly that most transactions are no ghosts.
+    Only the prefixes of generations are kept in memory, to find quickly that most transactions are not ghosts.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -198,7 +198,7 @@ class Ghosts:
     # --- many at once --------------------------------------------------------------------------------------------
 
     def find_many(self, txn: Txn, ids: Words) -> Numbers:
-        """Return the numbers of the ghosts that have these ids, -1 where there is none."""
+        """Return the numbers of the ghosts that have these ids, -1 if there is none."""
         found, order = np.full(len(ids), -1, np.int64), stable_order(ids[:, 0])
         for generation in self.generations(txn):
             places, entries = self.index.find(txn, generation.part(BY_ID), ids[order, 0])
@@ -237,7 +237,7 @@ class Ghosts:
         parts = [records for _, records, _ in self._at(txn).spends.many(wanted)]
         found = joined(parts, GHOST_SPEND)
         if len(found) != len(wanted):
-            raise Damaged("what a ghost spends is not there")
+            raise Damaged("the spends of a ghost are missing")
         return found.take(back)
 
     def spends_of(self, txn: Txn, records: Records) -> Records:
@@ -276,19 +276,19 @@ class Ghosts:
     def _record(self, txn: Txn, number: int) -> Records:
         found = self._at(txn).txs.get(number)
         if found is None:
-            raise Damaged(f"ghost {number} is not there")
+            raise Damaged(f"ghost {number} is missing")
         return found[0]
 
     def block(self, txn: Txn, generation: int, block: int) -> Block:
         """Return a block of a generation.
 
         Raises:
-            Damaged: it is not there.
+            Damaged: it is missing.
         """
         what = f"block {block} of generation {generation} of the ghosts"
         raw = txn.get(keys.u32(generation) + keys.u32(block), db=self._meta)
         if raw is None:
-            raise Damaged(f"{what} is not there")
+            raise Damaged(f"{what} is missing")
         return open_row(Block, raw, what)
 
     def inputs(self, txn: Txn, ghost: Ghost) -> list[tuple[int, OutPoint]]:
@@ -346,7 +346,7 @@ class Ghosts:
     # --- for checks ------------------ ----------------------------------------------------------------------------
 
     def parts(self, txn: Txn, generation: Generation) -> Iterator[Records]:
-        """Yield the transactions of a generation, also those that are no ghosts any more."""
+        """Yield the transactions of a generation, also those that are no longer ghosts."""
         for records, _ in StoredValues(txn, self._tx, GHOST_TX).span(generation.first, generation.end):
             yield records
 

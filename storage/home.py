@@ -1,7 +1,7 @@
 """The identity of the file of a store: copied files of a running store are refused, because they may be torn.
 
 `cp` reads a file while it is written, so pages of several commits get mixed. While a process writes to a store, a row
-of it names the file; closing the store says that the row no longer matters. So a store that was closed may be moved and
+of it names the file; closing the store marks the row as unused. So a store that was closed may be moved and
 copied, and one that was not is accepted only in the same file, by inode number and time of creation: no copy has them.
 """
 

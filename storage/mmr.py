@@ -87,7 +87,7 @@ def family(position: int) -> tuple[int, int]:
 
 
 def peaks(size: int) -> list[int]:
-    """Return the positions of the peaks, the highest first; none for what is no size."""
+    """Return the positions of the peaks, the highest first; an empty list if `size` is not a size."""
     leaves, rest = peak_map(size)
     found, position = [], -1
     for height in range(leaves.bit_length() - 1, -1, -1):

@@ -31,7 +31,7 @@ class PageCopy(NamedTuple):
 
 @contextmanager
 def page_copy(disk: Disk) -> Iterator[PageCopy]:
-    """Give a copy of the latest commit. The read transaction stays open, whatever `max_reader_age` is, until the end.
+    """Yield a copy of the latest commit. The read transaction stays open, whatever `max_reader_age` is, until the end.
 
     The chunks raise OSError when the file cannot be read.
 

@@ -1,7 +1,7 @@
 """The pages of an LMDB file, read without LMDB, which aborts on some damage and does not expose free pages.
 
-A sound file may be shorter than its meta page says: pages at its end that were taken and given back by one commit were
-never written. They are in the list of free pages, so a page that is missing and not in the list was cut off.
+A sound file may be shorter than its meta page implies: pages at its end that one commit allocated and freed were never
+written. They are in the list of free pages, so a page that is missing and not in the list was cut off.
 
 What is read here is damage only if no commit came meanwhile: the writer reuses pages two commits later.
 """
@@ -44,7 +44,7 @@ _LARGEST_MAP = 1 << 47  # bytes, that a process can map
 
 
 class Meta(NamedTuple):
-    """What a meta page says."""
+    """The content of a meta page."""
 
     page_size: int
     last_page: int
@@ -114,10 +114,10 @@ def _numbered(page: bytes, number: int, commit: int) -> bytes:
 
 
 def continue_at(path: Path, commit: int) -> None:
-    """Give the latest commit of a file that no process has open the number `commit`, and the one before it one less.
+    """Set the number of the latest commit in a file that no process has open, and one less for the commit before it.
 
     LMDB's lock file has the number of the latest commit, and LMDB searches for that commit in the meta page
-    that belongs to the number. So a file that replaces another one has to continue with its number.
+    that belongs to the number. So a file that replaces another one must continue with its number.
     """
     with path.open("r+b", buffering=0) as opened:
         file = opened.fileno()
@@ -168,7 +168,7 @@ def _check_end(file: int, meta: Meta) -> None:
     """Check the list of free pages, and that what is missing at the end of the file is in it."""
     size = os.fstat(file).st_size
     first = max(size // meta.page_size, _FIRST)
-    if meta.last_page > 2 * first + (1 << 20):  # not believed: what is missing costs a byte of memory for each page
+    if meta.last_page > 2 * first + (1 << 20):  # not trusted: each missing page costs a byte of memory
         raise Damaged(f"it was cut off: it has {first} pages, the meta page says that the last one is {meta.last_page}")
     missing = bytearray(b"\1") * (meta.last_page + 1 - first)
     try:
@@ -213,7 +213,7 @@ def _free_pages(file: int, meta: Meta) -> Iterator[tuple[int, ...]]:
         number = waiting.pop()
         page, flags, end = _page(file, meta, number)
         if number in seen or flags not in (_BRANCH, _LEAF):
-            raise ValueError(f"page {number} is none of it")
+            raise ValueError(f"page {number} is not a page of the list")
         seen.add(number)
         for at in unpack_from(f"={(end - _HEADER) // 2}H", page, _HEADER):
             low, high, kind, key = _NODE.unpack_from(page, at)
@@ -227,13 +227,13 @@ def _free_pages(file: int, meta: Meta) -> Iterator[tuple[int, ...]]:
 def _page(file: int, meta: Meta, number: int) -> tuple[bytes, int, int]:
     """Return a page, its flags, and where its pointers end."""
     if not _FIRST <= number <= meta.last_page:
-        raise ValueError(f"there is no page {number}")
+        raise ValueError(f"page {number} does not exist")
     raw = os.pread(file, meta.page_size, number * meta.page_size)
     if len(raw) < meta.page_size:
         raise ValueError(f"page {number} was cut off")
     stored, _, flags, end, _ = _PAGE.unpack_from(raw)
     if stored != number:
-        raise ValueError(f"page {number} says that it is page {stored}")
+        raise ValueError(f"page {number} has the page number {stored}")
     return raw, flags, end
 
 
@@ -241,16 +241,16 @@ def _big(file: int, meta: Meta, data: bytes, size: int) -> bytes:
     """Return data that has pages of its own."""
     (number,) = unpack_from("=Q", data)
     if _page(file, meta, number)[1] != _OVERFLOW:
-        raise ValueError(f"page {number} is none of it")
+        raise ValueError(f"page {number} is not an overflow page")
     return os.pread(file, size, number * meta.page_size + _HEADER)
 
 
 def _listed(meta: Meta, number: int, data: bytes) -> tuple[int, ...]:
-    """Return the page numbers of one entry: there have to be as many as it says, in falling order."""
+    """Return the page numbers of one entry: as many as it counts, in falling order."""
     pages = unpack_from(f"={len(data) // 8}Q", data)
     count, pages = pages[0], pages[1:]
     if count != len(pages) or len(data) % 8 or sorted(set(pages), reverse=True) != list(pages):
-        raise ValueError(f"an entry in page {number} contradicts itself")
+        raise ValueError(f"an entry in page {number} has a wrong count or order of pages")
     if pages and not _FIRST <= pages[-1] <= pages[0] <= meta.last_page:
         raise ValueError(f"an entry in page {number} refers to pages that do not exist")
     return pages

@@ -1,6 +1,6 @@
 """The unmined submissions in the order of their arrival, and their total size.
 
-tx_pending   0x00 | number u64 → txid    in the order of submission; the record says the number too
+tx_pending   0x00 | number u64 → txid    in the order of submission; the record has the number too
              0x01 → [count, bytes]       of all of them
 
 A transaction that was in a block is not among them, also when a rollback makes it wait again.

@@ -65,7 +65,7 @@ class Record(Page, array_like=True):
     those of its blocks that are on the longest chain: with none of them left it is unmined again. `locked_by_operator`
     distinguishes an operator's lock from that of a submission, which ends at a restart; it implies `locked`.
     `submission` is its number while it waits as a submission, `weight` about the bytes that it takes then. `names` are
-    the hashes of the outputs and `packed` the inputs, where these are few; `apart` says that it has a row for what is
+    the hashes of the outputs and `packed` the inputs, where these are few; with `apart` it has a row for what is
     long.
     """
 

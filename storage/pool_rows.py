@@ -1,6 +1,6 @@
 """The pool's rows in one write or one query: read once, changed in memory, written together in `flush`.
 
-What was changed is answered as changed. Before a walk through a table it has to be flushed.
+What was changed is answered as changed. Before a walk through a table it must be flushed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PoolRows:
         self._pages: dict[bytes, dict[int, Page | None]] = {}  # further ones
         self._changed_pages: set[tuple[bytes, int]] = set()
         self._others: dict[bytes, dict[bytes, bytes | None]] = {}  # names, what is long and locks: by the key's rest
-        self._claims: dict[bytes, bytes | None] = {}  # by their keys; None is no claim
+        self._claims: dict[bytes, bytes | None] = {}  # by their keys; None: there is no claim
         self._changed_claims: dict[bytes, bytes | None] = {}  # those that are not written
         self._totals: Totals | None = None  # with what is not written yet
         self._recount = False  # others may have ended meanwhile
@@ -138,7 +138,7 @@ class PoolRows:
         self._others.setdefault(txid, {})[rest] = row
 
     def slot(self, txid: bytes, record: Record, number: int, slot: int) -> bytes | None:
-        """Return the name of the output in a slot, and behind it the claim; None if it is none that can be spent."""
+        """Return the name of the output in a slot, and behind it the claim; None if it cannot be spent."""
         names, at = record.names, slot
         if not names:
             part, at = divmod(slot, PART)

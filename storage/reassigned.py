@@ -31,7 +31,7 @@ OutPoint = tuple[bytes, int]
 class Reassignment(Struct, array_like=True, frozen=True):
     """A slot that was given to another owner at a height, and is theirs `since` another.
 
-    `spent` says that a block of the active chain spends it.
+    `spent`: a block of the active chain spends it.
     """
 
     slot: int

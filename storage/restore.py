@@ -69,7 +69,7 @@ def restore(
         except BaseException:
             shutil.rmtree(restoring, ignore_errors=True)
             raise
-        for name in (BLOBS, RECOVERY, "lmdb"):  # without the last one it is no store
+        for name in (BLOBS, RECOVERY, "lmdb"):  # without the last one it is not a store
             if (restoring / name).exists():
                 (restoring / name).rename(data_dir / name)
                 sync_folder(data_dir)
@@ -95,7 +95,7 @@ def adopt(data_dir: Path, tables: Sequence[str]) -> None:
 
 
 def _accept(folder: Path, tables: Sequence[str], *, walk: bool) -> None:
-    """Say in a store that it was closed, wherever it came from."""
+    """Mark a store as closed, wherever it came from."""
     with Disk(folder, tables, version=FORMAT) as disk:
         if walk:
             for finding in verify(disk, quick=True):
@@ -131,7 +131,7 @@ def _taken(data_dir: Path) -> Iterator[None]:
 
 
 def _give_to_owner(data_dir: Path, restoring: Path) -> None:
-    """Give what root restores to whom the data folder belongs."""
+    """Change the owner of files that root restores to the owner of the data folder."""
     owner = data_dir.stat()
     if os.geteuid() == 0 and (owner.st_uid, owner.st_gid) != (0, 0):
         for path in (restoring, *restoring.rglob("*")):

@@ -120,6 +120,14 @@ def test_each_alert_fires_for_its_condition_only(healthy: dict[str, str], tmp_pa
     evaluate(tmp_path, [case(healthy, changed, firing(name)) for name, changed in FIRING.items()])
 
 
+def test_each_alert_has_a_summary_and_names_a_section_of_the_manual() -> None:
+    sections = re.findall(r"^#+ (.+)$", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE)
+    annotated = re.findall(r"alert: (\w+)\n(?:(?!      - ).+\n)*? +summary: '.+'\n +description: '(.+)'", RULES)
+    assert [name for name, _ in annotated] == ALERTS
+    for name, description in annotated:
+        assert description.split("See docs/operate.md, ")[-1].removesuffix(".") in sections, name
+
+
 def test_every_panel_of_the_dashboard_shows_something(healthy: dict[str, str], tmp_path: Path) -> None:
     assert len(PANELS) > 20
     values = {"$__rate_interval": "5m", "$job": ".*", "$instance": ".*"}

@@ -195,72 +195,72 @@ BY_U = claim(name("u"), 0)
 BY_NOBODY = claim(name("nobody"), 0)
 BODY = keys.u32(BODY_PAGE)
 KINDS: dict[str, tuple[Damage, str]] = {
-    "a wrong count of recorded outputs": (record("m", recorded=3), "recorded outputs, its slots are 2"),
-    "a wrong count of spent outputs": (record("u", spent=2), "spent outputs, of its slots 1 are"),
+    "a wrong count of recorded outputs": (record("m", recorded=3), "recorded outputs, but has 2 slots"),
+    "a wrong count of spent outputs": (record("u", spent=2), "spent outputs, but 1 of its slots"),
     "a wrong count on a page": (page("big", 1, spent=1), "page 1 of transaction"),
-    "a wrong total": (record("big", total=6), "5 outputs on its pages, its record says 6"),
-    "a wrong count of spent pages": (record("big", spent_pages=2), "1 further pages all spent, its record says 2"),
+    "a wrong total": (record("big", total=6), "5 outputs on its pages, but its record"),
+    "a wrong count of spent pages": (record("big", spent_pages=2), "1 spent further pages, but its record"),
     "a page that is missing": (
         lambda store, txn: store.remove_page(txn, name("big"), 2),
-        "1 further pages, its record says 2",
+        "1 further pages, but its record",
     ),
     "a page between that is missing": (
         lambda store, txn: store.remove_page(txn, name("big"), 1),
-        "has a page 2, but none 1",
+        "page 1 is missing",
     ),
-    "a page that is being created alone": (page("big", 2, creating=True), "is being created, the transaction is not"),
-    "an output beyond its page": (both(slot("m", 0, 7, b""), record("m", recorded=3)), "is beyond the 2 of its page"),
+    "a page that is being created alone": (page("big", 2, creating=True), "being created, but the transaction is not"),
+    "an output beyond its page": (both(slot("m", 0, 7, b""), record("m", recorded=3)), "beyond the 2 outputs of its"),
     "names of a page that is not there": (put(name("big") + keys.u32(3) + MASTER, digest("h")), "names of page 3"),
     "names next to a record that has them": (put(name("m") + MASTER + MASTER, digest("h")), "names of page 0"),
     "a claim of a page that is not there": (
         put(name("big") + keys.u32(9) + MASTER, BY_U, "tx_claim"),
         "slot 0 of page 9",
     ),
-    "a claim of what can't be spent": (put(name("m") + MASTER + keys.u32(7), BY_U, "tx_claim"), "nothing to be spent"),
+    "a claim of what can't be spent": (put(name("m") + MASTER + keys.u32(7), BY_U, "tx_claim"), "has no such output"),
     "a claim of a wrong length": (put(name("m") + MASTER + keys.u32(1), b"short", "tx_claim"), "it has 5 bytes"),
-    "a claim with a wrong key": (put(name("m") + MASTER, BY_U, "tx_claim"), "is no claim"),
-    "a submission that is not in the order": (delete(b"\0" + bytes(8), PENDING), "in their order"),
+    "a claim with a wrong key": (put(name("m") + MASTER, BY_U, "tx_claim"), "is not a claim"),
+    "a submission that is not in the order": (delete(b"\0" + bytes(8), PENDING), "submissions lists 4"),
     "a submission in the order that is none": (
         put(b"\0" + bytes(7) + b"\x77", name("m"), PENDING),
-        "is counted as a pending submission, 119",
+        "is listed as pending submission 119",
     ),
-    "wrong totals of submissions": (put(b"\1", pack(Totals(1, 2)), PENDING), "the totals say 1, of 2"),
-    "an index row too many": (index("tx_unmined", 3, name("m")), "the index of unmined_since has transaction"),
-    "an index row of nobody": (index("tx_preserved", 3, name("nobody")), "the index of preserve_until has transaction"),
-    "an index row too few": (index("tx_preserved", 50, name("raw"), remove=True), "the index does not have it"),
-    "an end that no rule gives": (record("u", delete_at=9), "is to be deleted at 9, the rule does not say so"),
-    "an end that is not there": (record("gone", delete_at=None), "should have a height at which it is deleted"),
-    "an end of what is preserved": (record("raw", delete_at=9), "is preserved until 50, and to be deleted at 9"),
-    "an end of a loser that is not there": (record("l", delete_at=None), "should have a height at which it is"),
-    "a block on the longest chain that it is not in": (record("m", main_ids=(2, 77)), "that it is not in: [2, 77]"),
+    "wrong totals of submissions": (put(b"\1", pack(Totals(1, 2)), PENDING), "but the totals count 1"),
+    "an index row too many": (index("tx_unmined", 3, name("m")), "index of unmined_since lists transaction"),
+    "an index row of nobody": (index("tx_preserved", 3, name("nobody")), "index of preserve_until lists transaction"),
+    "an index row too few": (index("tx_preserved", 50, name("raw"), remove=True), "preserve_until does not list"),
+    "an end that no rule gives": (record("u", delete_at=9), "has deletion height 9, but the rule"),
+    "an end that is not there": (record("gone", delete_at=None), "has no deletion height, but the rule"),
+    "an end of what is preserved": (record("raw", delete_at=9), "is preserved until 50, but has"),
+    "an end of a loser that is not there": (record("l", delete_at=None), "has no deletion height, but the"),
+    "a block on the longest chain that it is not in": (record("m", main_ids=(2, 77)), "longest chain in [2, 77]"),
     "blocks without heights": (record("m", block_heights=()), "has 1 blocks, 0 heights"),
     "mined and unmined": (record("m", unmined_since=2), "is mined and unmined"),
     "neither mined nor unmined": (record("u", unmined_since=None), "is neither mined nor unmined"),
     "a body without a record": (put(name("x") + BODY, pack(NO_BODY)), "has a body, but no record"),
-    "a body that its record does not know": (put(name("u") + BODY, pack(NO_BODY)), "has a body, its record says"),
-    "a body that is not there": (delete(name("raw") + BODY), "has no body, its record says"),
+    "a body that its record does not know": (put(name("u") + BODY, pack(NO_BODY)), "has a body, but its record"),
+    "a body that is not there": (delete(name("raw") + BODY), "has no body, but its record"),
     "a page without a record": (put(name("x") + keys.u32(1), pack(Page(0, 0))), "page 1 of transaction"),
     "names without a record": (put(name("x") + keys.u32(1) + MASTER, digest("h")), "names of page 1"),
     "a claim of a page without a record": (put(name("x") + keys.u32(1) + MASTER, BY_U, "tx_claim"), "has no record"),
-    "a row of no kind": (put(name("x") + b"123", b"what"), "is none that the transaction store has"),
-    "a reassignment that its record does not know": (record("r", reassignments=()), "its record does not say so"),
+    "a row of no kind": (put(name("x") + b"123", b"what"), "has an unknown kind of key"),
+    "a reassignment that its record does not know": (record("r", reassignments=()), "has no reassignment of it"),
     "a reassignment at another height": (
         given(height=1),
-        "was reassigned at [(1, 1003)] by its record, at [(3, 1003)]",
+        "[(1, 1003)] in its record, but at [(3, 1003)]",
     ),
     "a reassignment to another hash": (given(new_hash=bytes(32)), "does not have the hash of its new owner"),
-    "a reassigned output that no block spends": (given(spent=True), "counts as spent by a block, its slot is not"),
+    "a reassigned output that no block spends": (given(spent=True), "spent by a block, but its slot is unspent"),
     "a reassigned output without a row": (
         delete(b"\0" + GIVEN, REASSIGNED),
-        "at [] by the table of reassigned outputs",
+        "but at [] in the table",
     ),
     "a new owner without a row": (delete(heir_row("heir"), REASSIGNED), "is not listed under each of its owners"),
     "an old owner without a row": (delete(heir_row("y"), REASSIGNED), "is not listed under each of its owners"),
-    "a row of one who never owned it": (put(heir_row("z"), b"", REASSIGNED), "under an owner who never had it"),
-    "a row of what was not reassigned": (put(heir_row("z")[:-1] + b"\7", b"", REASSIGNED), "who never had it"),
-    "owners that can't be read": (put(b"\0" + GIVEN, b"\xc1", REASSIGNED), "the row of reassigned output"),
-    "a record that can't be read": (put(name("u"), b"\xc1"), f"transaction {name('u').hex()} can't be read"),
-    "a page size of nothing": (record("big", page_size=0), "can't be read: ZeroDivisionError"),
+    "a row of one who never owned it": (put(heir_row("z"), b"", REASSIGNED), "an owner that its reassignments"),
+    "a row of what was not reassigned": (put(heir_row("z")[:-1] + b"\7", b"", REASSIGNED), "that its reassi"),
+    "owners that cannot be read": (put(b"\0" + GIVEN, b"\xc1", REASSIGNED), "the row of reassigned output"),
+    "a record that cannot be read": (put(name("u"), b"\xc1"), f"transaction {name('u').hex()} cannot be read"),
+    "a page size of nothing": (record("big", page_size=0), "cannot be read: ZeroDivisionErr"),
 }
 # The records and the chain say different things: the store is sound.
 CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
@@ -272,41 +272,41 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
     "an input that another holds": (slot("p", 0, 0, claim(name("c"), 0)), f"input 0 of transaction {name('u').hex()}"),
     "spent in a block, unspent here": (
         both(slot("m", 0, 0, b"", spent=-1), record("m", delete_at=None)),
-        f"is spent by {name('w').hex()} in the UTXO store, by no transaction here",
+        f"is spent by {name('w').hex()} in the UTXO store, by no transaction in its record",
     ),
-    "spent in a block, by another here": (slot("m", 0, 0, BY_U), f"in the UTXO store, by {name('u').hex()} here"),
+    "spent in a block, by another here": (slot("m", 0, 0, BY_U), f"UTXO store, by {name('u').hex()} in its"),
     "spent by another input": (slot("m", 0, 0, claim(name("w"), 9)), "in the UTXO store, by"),
     "unspent in a block, spent by one of a block here": (
         slot("m", 0, 1, claim(name("w"), 0)),
-        "is unspent in the UTXO store, spent by",
+        "but its record has the spender",
     ),
     "unspent here, not there at all": (
         both(slot("m", 0, 2, b""), record("m", recorded=3, outputs=3, total=3, delete_at=None)),
-        "is not spent here, but gone from the UTXO store",
+        "but does not exist in the UTXO store",
     ),
     "unspent in a block, no slot here": (
         both(slot("raw", 0, 0, None), record("raw", recorded=0)),
-        "is unspent in the UTXO store, and has no slot here",
+        "but has no slot in its record",
     ),
-    "a spender that nobody knows": (slot("u", 0, 0, BY_NOBODY), "which is not known"),
+    "a spender that nobody knows": (slot("u", 0, 0, BY_NOBODY), "which is unknown"),
     "a claim of an unknown transaction": (
         slot("p", 0, 0, BY_NOBODY),
-        f"is claimed by {name('nobody').hex()}, which is not",
+        f"has a claim of {name('nobody').hex()}, which is",
     ),
-    "a claim of a block's transaction": (slot("p", 0, 0, claim(name("w"), 0)), "which is in a block without spending"),
-    "a claim on what a block has spent": (slot("p", 0, 2, BY_U), "which has spent it"),
-    "a freeze of what is not there": (slot("p", 0, 9, FROZEN), "which does not have it"),
-    "a freeze of nobody's output": (slot("nobody", 0, 0, FROZEN), "which does not have it"),
+    "a claim of a block's transaction": (slot("p", 0, 0, claim(name("w"), 0)), "which is in a block and does not"),
+    "a claim on what a block has spent": (slot("p", 0, 2, BY_U), "but is spent in"),
+    "a freeze of what is not there": (slot("p", 0, 9, FROZEN), "but does not exist in"),
+    "a freeze of nobody's output": (slot("nobody", 0, 0, FROZEN), "but does not exist in"),
     "a first owner that the chain does not know": (
         lambda store, txn: store.pool.reassigned.place(txn, name("r"), [b"", b"another"]),
-        "was reassigned by another owner than the one in the UTXO store",
+        "has another first owner in the table of reassigned outputs",
     ),
     "a reassigned output that no block spends": (
         both(slot("r", 0, 1, BY_U, spent=1), given(spent=True)),
-        "is unspent in the UTXO store, its reassignment does not count it so",
+        "is unspent in the UTXO store, but its reassignment is marked",
     ),
-    "waiting, and in a block": (record("m", main_ids=(), unmined_since=2, delete_at=None), "its record says it waits"),
-    "claims of what is not there": (put(name("nobody") + MASTER + MASTER, BY_U, "tx_claim"), "which does not have it"),
+    "waiting, and in a block": (record("m", main_ids=(), unmined_since=2, delete_at=None), "but its record is unmine"),
+    "claims of what is not there": (put(name("nobody") + MASTER + MASTER, BY_U, "tx_claim"), "but does not exist in"),
 }
 
 
@@ -337,7 +337,7 @@ def test_verify_exits_4_until_the_records_are_rebuilt(store: Daemon) -> None:
     for options in ([], ["--quick"]):
         done = store.run("verify", *options)
         assert (done.returncode, done.stdout) == (4, b"")
-        assert b"in the UTXO store, by no transaction here" in done.stderr and b"the store is sound" in done.stderr
+        assert b"by no transaction in its record" in done.stderr and b"the store is sound" in done.stderr
         assert b"`utxod reindex --records`" in done.stderr
     done = store.run("reindex", "--records")
     assert (done.returncode, done.stdout) == (0, b"rebuilt 1 records of transactions: they agree with the chain\n")
@@ -350,7 +350,7 @@ def test_damage_counts_for_more_than_a_contradiction(store: Daemon) -> None:
     harm(store, KINDS["a wrong total"][0])
     done = store.run("verify")
     assert done.returncode == 3
-    assert b"by no transaction here" in done.stderr and b"the store is sound" not in done.stderr
+    assert b"by no transaction in its record" in done.stderr and b"the store is sound" not in done.stderr
 
 
 def test_rebuilding_records_changes_nothing_of_a_sound_store(store: Daemon) -> None:
@@ -412,7 +412,7 @@ def test_verify_exits_3_unless_the_transaction_store_is_off(store: Daemon) -> No
     harm(store, KINDS["a wrong total"][0])
     done = store.run("verify")
     assert (done.returncode, done.stdout) == (3, b"")
-    assert b"its record says 6" in done.stderr and b"Traceback" not in done.stderr
+    assert b"its record counts 6" in done.stderr and b"Traceback" not in done.stderr
     store.configure(transactions={"enabled": False})
     store.assert_sound()
 
@@ -430,8 +430,8 @@ def test_what_is_half_made_is_no_damage(store: Daemon) -> None:
     assert found.findings == []
     assert sorted(found.incomplete) == sorted(
         [
-            f"transaction {name('begun').hex()} was begun: it has a lock and nothing else",
-            f"transaction {name('cut off').hex()} is half-made: 2 of 3 pages, and no process continues it",
+            f"transaction {name('begun').hex()} is incomplete: it has a lock, but no record",
+            f"transaction {name('cut off').hex()} is incomplete: it has 2 of 3 pages, and no process is creating it",
         ]
     )
     done = store.run("verify")
@@ -457,9 +457,9 @@ def test_pages_that_the_pruner_is_about_to_remove(store: Daemon) -> None:
 
 def test_a_spender_that_was_pruned(store: Daemon) -> None:
     harm(store, slot("u", 0, 0, BY_NOBODY))
-    assert any("which is not known" in finding for finding in audited(store).contradictions)
+    assert any("which is unknown" in finding for finding in audited(store).contradictions)
     harm(store, record("u", deleted_children=[name("nobody")]))
-    assert not any("which is not known" in finding for finding in audited(store).contradictions)
+    assert not any("which is unknown" in finding for finding in audited(store).contradictions)
 
 
 def test_many_findings_are_reported_up_to_a_hundred(store: Daemon) -> None:

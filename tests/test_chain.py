@@ -311,7 +311,7 @@ DAMAGE: dict[str, tuple[str, bytes, bytes | None, Callable[[Chain], object]]] = 
     "block 2 has no undo log": (UNDO, UNDO_KEY.pack(2, 0), None, all_back),
     "the undo log of block 3 has 1 of its 2 spends": (UNDO, UNDO_KEY.pack(3, 1), None, all_back),
     "block 2 has no row": (BLOCK, U32.pack(2), None, all_back),
-    "the transaction of output 70 is not there": ("utxo_meta", b"x", b"", read_tx),
+    "the transaction of output 70 is missing": ("utxo_meta", b"x", b"", read_tx),
     "blocks above the tip were there already": (
         BLOCK,
         U32.pack(7),

@@ -333,7 +333,7 @@ def test_a_rollback_needs_the_outputs_of_blocks_that_stay(local: LocalStore) -> 
     before = dump(local.chain.store)
     outputs = rows(local.chain.store, OUTPUT)
     local.disk.write(lambda txn: [txn.delete(key, db=local.disk.tables[OUTPUT]) for key in outputs])
-    with pytest.raises(Damaged, match="is not there"):
+    with pytest.raises(Damaged, match="is missing"):
         local.chain.rollback(back_to(SECOND))
     local.disk.write(lambda txn: [txn.put(key, row, db=local.disk.tables[OUTPUT]) for key, row in outputs.items()])
     assert dump(local.chain.store) == before

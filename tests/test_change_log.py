@@ -291,12 +291,14 @@ def test_verify_checks_the_log(tmp_path: Path) -> None:
             rows = list(LogStore(disk).rows(txn))
         table = disk.tables["change_log"]
         disk.write(lambda txn: txn.delete(rows[2][0], db=table))
-        assert found() == ["the change log continues at 4 after 2"]
+        assert found() == ["the change log has a gap: fact 4 follows fact 2"]
         disk.write(lambda txn: txn.put(rows[2][0], rows[2][1][:-1] + b"\x7f", db=table))
         assert "the checksum differs" in "".join(found())
         disk.write(lambda txn: txn.put(*rows[2], db=table))
         disk.write(lambda txn: txn.delete(rows[5][0], db=table))
-        assert found() == [f"the change log ends at block {blocks[4].hash.hex()}, the tip is {blocks[5].hash.hex()}"]
+        assert found() == [
+            f"the change log ends at block {blocks[4].hash.hex()}, but the tip is {blocks[5].hash.hex()}"
+        ]
         disk.write(lambda txn: txn.put(*rows[5], db=table))
         assert found() == []
         assert chain.rollback(back_to("origin")) and found() == []

@@ -161,9 +161,9 @@ SIZE = "expected a size such as 64MiB, 1GiB, 4096"
         ("[prunner]", "prunner: unknown name, did you mean pruner?"),
         ("prune_depth = 1", "prune_depth: unknown name, did you mean [utxo] prune_depth?"),
         ("[http]\nstore = 1", "[http] store: unknown name, did you mean [utxo] store or [recovery] store?"),
-        ("[batch]\nzzz = 1", "[batch] zzz: unknown name, known here: max_bytes, max_delay_ms"),
+        ("[batch]\nzzz = 1", "[batch] zzz: unknown name, known names: max_bytes, max_delay_ms"),
         ('"utxo.prune_depth" = 1', '"utxo.prune_depth": unknown name, did you mean [utxo] prune_depth?'),
-        ('"a\\nb" = 1\ndata_dir = "x"', '"a\\nb": unknown name, known here: ' + ", ".join(Config.__struct_fields__)),
+        ('"a\\nb" = 1\ndata_dir = "x"', '"a\\nb": unknown name, known names: ' + ", ".join(Config.__struct_fields__)),
         ("utxo = 3", "utxo: expected a table, written [utxo]"),
         ("[[utxo.index]]", "[utxo] index: expected a table, written [utxo.index]"),
         ("[utxo.prune_depth]", "[utxo] prune_depth: {}: " + WHOLE),
@@ -200,10 +200,10 @@ SIZE = "expected a size such as 64MiB, 1GiB, 4096"
             '[storage]\nmax_map_size = "512MiB"',
             "[storage] max_map_size: map_size 1GiB is more than max_map_size, 512MiB",
         ),
-        ('[recovery]\nstore = "postgresql"', '[recovery] store: store = "postgresql" needs dsn, the database'),
+        ('[recovery]\nstore = "postgresql"', '[recovery] store: store = "postgresql" needs dsn, the database URL'),
         ('[recovery]\ndsn = "pw@host"', "[recovery] dsn: expected postgresql://user@host/database"),
         ('[recovery]\nnode_url = "pw@host"', "[recovery] node_url: expected http://host:port"),
-        ('[recovery]\nattempt_timeout = "5s"', "[recovery] attempt_timeout: expected 0, without end, or at least 10s"),
+        ('[recovery]\nattempt_timeout = "5s"', "[recovery] attempt_timeout: expected 0 (no limit) or at least 10s"),
         (
             '[socket]\npath = "/s"\n[http]\nlisten = "unix:/s"',
             "[http] listen: http.listen and socket.path are both /s",
@@ -239,7 +239,7 @@ SIZE = "expected a size such as 64MiB, 1GiB, 4096"
         ('[chain]\nfamily = "bitcoin"\n[kupo]\nenabled = true', '[kupo] enabled: kupo needs chain.family = "cardano"'),
         (
             '[kupo]\nenabled = true\nlisten = "0.0.0.0:8410"',
-            "[kupo] listen: http.listen and kupo.listen need ports, or sockets, of their own: both have 8410",
+            "[kupo] listen: http.listen and kupo.listen must listen on different ports or sockets: both have 8410",
         ),
     ],
 )
@@ -265,7 +265,7 @@ def test_error_in_the_file_names_its_place(write: Write, text: str, expected: st
         ("UTXOD_RECOVERY__TTL", "soon", f'"soon": {DURATION}, more than 0s'),
         ("UTXOD_STORAGE__MAP_SIZE", "1KiB", f'"1KiB": {SIZE}, at least 1MiB, at most 128TiB'),
         ("UTXOD_SOCKET__PATH", "", '"": expected a text that is not empty'),
-        ("UTXOD_RECOVERY__STORE", "postgresql", 'store = "postgresql" needs dsn, the database'),
+        ("UTXOD_RECOVERY__STORE", "postgresql", 'store = "postgresql" needs dsn, the database URL'),
     ],
 )
 def test_error_in_the_environment_names_its_variable(variable: str, text: str, expected: str) -> None:

@@ -159,7 +159,7 @@ AT_START: dict[str, tuple[Callable[[Daemon], object], str]] = {
     ),
     "a tip that has no row": (
         lambda d: harm(folder(d), lambda hand: hand.change_state(tip=(1 << 32) - 1)),
-        f"the last block is 700, the tip is {(1 << 32) - 1}",
+        f"the last block is 700, but the tip is {(1 << 32) - 1}",
     ),
     "a way back that is gone": (
         lambda d: harm(folder(d), lambda hand: hand.delete(UNDO, U32.pack(700) + bytes(4))),
@@ -279,7 +279,7 @@ def test_an_export_from_which_a_value_is_missing(store: Daemon) -> None:
     harm(folder(store), lambda hand: hand.delete(OUTPUT, hand.rows(OUTPUT)[3][0]))
     told = CliRunner().invoke(main, ["export", "--config", str(store.config)])
     assert told.exit_code == 3
-    assert re.search(r"\d+ unspent outputs are there, the state counts 3501: .*`utxod verify`", told.stderr)
+    assert re.search(r"\d+ unspent outputs have records, but the state counts 3501: .*`utxod verify`", told.stderr)
 
 
 def test_a_sound_file_may_be_shorter_than_in_its_meta_page(tmp_path: Path) -> None:

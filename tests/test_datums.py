@@ -282,7 +282,7 @@ def test_a_missing_output_is_damage(tmp_path: Path) -> None:
     with open_chain(tmp_path, **OPTIONS) as chain:
         feed(chain, block(None, tx("one", output("ann", datum_hash=hash_of(b"d")))))
         chain.store.disk.write(lambda txn: txn.delete(bytes(8), db=chain.store.disk.tables[OUTPUT]))
-        with pytest.raises(Damaged, match="output 0 lives, or may live again, but is missing"):
+        with pytest.raises(Damaged, match="output 0 is unspent, or may be unspent again, but is missing"):
             found(chain, b"d")
 
 

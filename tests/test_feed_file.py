@@ -261,7 +261,7 @@ def test_another_feeder_is_waited_for(daemon: Daemon, tmp_path: Path) -> None:
     with daemon.client() as other:
         assert statuses(other.feed(blocks[:10])) == ["applied"] * 10
         with feeding(daemon, write(tmp_path / "chain", blocks)) as process:
-            logged(daemon, "the daemon answers feeder_busy")
+            logged(daemon, "the daemon answered feeder_busy")
             assert statuses(other.feed(blocks[10:20])) == ["applied"] * 10
             other.close()
             assert process.wait(PATIENCE_S) == 0
@@ -274,7 +274,7 @@ def test_a_full_store_is_waited_out(tmp_path: Path) -> None:
     with running(tmp_path, storage=small) as daemon:
         source = write(tmp_path / "chain", blocks, "frames")
         with feeding(daemon, source) as process:
-            logged(daemon, "the daemon answers store_full")
+            logged(daemon, "the daemon answered store_full")
             with daemon.client() as client:
                 tip = client.hello()["tip"]
             assert tip is None or tip["height"] < 40

@@ -311,11 +311,11 @@ def _flip(table: str) -> Callable[[Txn, LocalStore], object]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_lose(META), "block 0 of generation 0 of the ghosts is not there"),
-        (_lose(LIVE), "0 transactions are marked as ghosts, their generations count 4"),
-        (_lose(SPEND), "what a ghost spends is not there"),
-        (_lose(INDEX), "the index of its transactions does not have number"),
-        (_lose(INDEX, bytes((0, 0, 0, 0, 1))), "the index of its spends does not have number"),
+        (_lose(META), "block 0 of generation 0 of the ghosts is missing"),
+        (_lose(LIVE), "0 transactions are marked as ghosts, but the generations count 4"),
+        (_lose(SPEND), "the spends of a ghost are missing"),
+        (_lose(INDEX), "the index of its transactions has no entry for number"),
+        (_lose(INDEX, bytes((0, 0, 0, 0, 1))), "the index of its spends has no entry for number"),
         *[(_flip(table), "checksum") for table in TABLES],
     ],
 )
@@ -335,4 +335,4 @@ def test_a_wrong_count_is_found(local: LocalStore) -> None:
         assert ghosts.index.size(txn, ghosts.generations(txn)[0].part(BY_ID)) == (4, True)
     local.disk.write(lambda txn: set_stored(txn, local.disk.tables[LIVE], np.array([number]), to=False))
     found = audit(local.transactions).findings
-    assert "generation 0 of the ghosts has 3 ghosts, it says 4" in found
+    assert "generation 0 of the ghosts has 3 ghosts, but its row counts 4" in found

@@ -141,7 +141,7 @@ def test_a_rollback_over_a_lost_node_changes_nothing(tmp_path: Path, monkeypatch
 
         disk.write(damage)
         before = {name: rows(chain.store, name) for name in disk.tables}
-        with pytest.raises(Damaged, match="of the 3 nodes from 7 on some are not there"):
+        with pytest.raises(Damaged, match="some of the 3 nodes from 7 on are missing"):
             chain.rollback(back_to(blocks[2]))
         assert {name: rows(chain.store, name) for name in disk.tables} == before
 
@@ -154,7 +154,7 @@ def test_nodes_of_blocks_that_may_be_rolled_back_are_needed(tmp_path: Path, monk
         disk, key = chain.store.disk, U64.pack(0)
         found = unpack(rows(chain.store, NODE)[key], 0)
         disk.write(lambda txn: txn.put(key, pack(Value(np.arange(7) > 0, found.hashes[1:])), db=disk.tables[NODE]))
-        assert wrong(chain) == ["node 0 of the mountain range is not there, but proofs need it"]
+        assert wrong(chain) == ["node 0 of the mountain range is missing, but proofs need it"]
 
 
 # --- thinning -----------------------------------------------------------------------------------------------------

@@ -283,12 +283,12 @@ def begin_at(ordinal: int) -> Callable[[Hand], object]:
 
 
 LOST: dict[str, Callable[[Hand], object]] = {
-    r"block \d+ created \d+ outputs, the history has": last_left_out(OUTPUT, OUTPUT_RECORD),
-    r"block \d+ has \d+ transactions, the history has": last_left_out(TX, TX_RECORD),
-    r"index history misses transaction": entry_left_out("history"),
-    r"index txid misses transaction": entry_left_out("txid"),
-    r"block \d+ spent \d+ outputs, its undo log has": undo_left_out,
-    r"there is an undo log of block": begin_at(5),
+    r"block \d+ created \d+ outputs, but the history has": last_left_out(OUTPUT, OUTPUT_RECORD),
+    r"block \d+ has \d+ transactions, but the history has": last_left_out(TX, TX_RECORD),
+    r"index history has no entry for transaction": entry_left_out("history"),
+    r"index txid has no entry for transaction": entry_left_out("txid"),
+    r"block \d+ spent \d+ outputs, but its undo log has": undo_left_out,
+    r"block \d+ has an undo log, but": begin_at(5),
     r"the index history is kept, but its first block is not": lambda hand: hand.delete(META, touches.FROM),
 }
 

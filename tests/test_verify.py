@@ -64,7 +64,7 @@ def test_the_command_exits_3_with_what_is_wrong(store: Daemon) -> None:
     for options in ([], ["--quick"]):
         done = store.run("verify", *options)
         assert (done.returncode, done.stdout) == (3, b"")
-        assert b"outputs unspent, the counter says" in done.stderr and b"Traceback" not in done.stderr
+        assert b"outputs unspent, but the state counts" in done.stderr and b"Traceback" not in done.stderr
         assert done.stderr.endswith(b"restore a backup or synchronise again (a wrong index alone: `utxod reindex`)\n")
     assert copies(store.folder / "data") == []
 

@@ -181,29 +181,29 @@ KEY = "ab" * 32
     ("method", "params", "code", "what"),
     [
         ("blockchain.nothing", [], -32601, "unknown method: blockchain.nothing"),
-        ("blockchain.scripthash.get_history", [], -32602, "takes 1 parameters, and not 0"),
-        ("blockchain.scripthash.get_history", ["zz" * 32], -32602, "has to be hexadecimal digits"),
-        ("blockchain.scripthash.get_history", [KEY[2:]], -32602, "a script hash has 64 hexadecimal digits"),
-        ("blockchain.scripthash.get_history", [5], -32602, "a script hash has 64 hexadecimal digits, and not 5"),
-        ("blockchain.scripthash.get_history", {"a": 1}, -32602, "are a list"),
-        ("blockchain.block.header", [-1], -32602, "height has to be a non-negative integer, and is -1"),
-        ("blockchain.block.header", [True], -32602, "height has to be a non-negative integer, and is True"),
+        ("blockchain.scripthash.get_history", [], -32602, "takes 1 parameters, not 0"),
+        ("blockchain.scripthash.get_history", ["zz" * 32], -32602, "must consist of hexadecimal digits"),
+        ("blockchain.scripthash.get_history", [KEY[2:]], -32602, "a script hash must have 64 hexadecimal digits"),
+        ("blockchain.scripthash.get_history", [5], -32602, "a script hash must have 64 hexadecimal digits, not 5"),
+        ("blockchain.scripthash.get_history", {"a": 1}, -32602, "must be a list"),
+        ("blockchain.block.header", [-1], -32602, "height must be a non-negative integer, not -1"),
+        ("blockchain.block.header", [True], -32602, "height must be a non-negative integer, not True"),
         ("blockchain.block.header", [547], 1, "there is no block of height 547"),
         ("blockchain.block.header", [5, 3], 1, "between the header's height, 5, and that of the tip, 546"),
-        ("blockchain.block.headers", [1, "x"], -32602, "count has to be a non-negative integer"),
+        ("blockchain.block.headers", [1, "x"], -32602, "count must be a non-negative integer"),
         ("blockchain.transaction.get_merkle", [KEY, 5], 1, f"transaction {KEY} is not in block 5"),
-        ("blockchain.transaction.id_from_pos", [5, 5], 1, "block 5 has 1 transactions, and none at position 5"),
-        ("blockchain.transaction.id_from_pos", [5, 0, "yes"], -32602, "merkle has to be true or false"),
+        ("blockchain.transaction.id_from_pos", [5, 5], 1, "block 5 has 1 transactions, but none at position 5"),
+        ("blockchain.transaction.id_from_pos", [5, 0, "yes"], -32602, "merkle must be true or false"),
         ("blockchain.transaction.get", [KEY], 2, "no node is configured (upstream.bitcoin)"),
         ("blockchain.transaction.broadcast", ["00"], 2, "no node is configured (upstream.bitcoin)"),
-        ("blockchain.transaction.broadcast", ["0"], -32602, "raw_tx has to be hexadecimal digits"),
+        ("blockchain.transaction.broadcast", ["0"], -32602, "raw_tx must consist of hexadecimal digits"),
         ("blockchain.transaction.broadcast_package", [[]], -32602, "a list of 1 to 25 transactions"),
-        ("blockchain.estimatefee", [6, "FAST"], -32602, "mode is one of CONSERVATIVE and ECONOMICAL"),
+        ("blockchain.estimatefee", [6, "FAST"], -32602, "mode must be CONSERVATIVE or ECONOMICAL"),
         ("blockchain.estimatefee", [6], 2, "no node is configured (upstream.bitcoin)"),
-        ("blockchain.outpoint.subscribe", [KEY], -32602, "takes 2 to 3 parameters, and not 1"),
-        ("blockchain.outpoint.subscribe", [KEY, -1], -32602, "txout_idx has to be a non-negative integer, and is -1"),
-        ("blockchain.outpoint.get_status", [KEY, 0, "xy"], -32602, "a locking script has to be hexadecimal digits"),
-        ("server.version", ["x", "two"], -32602, "'two' is no protocol version"),
+        ("blockchain.outpoint.subscribe", [KEY], -32602, "takes 2 to 3 parameters, not 1"),
+        ("blockchain.outpoint.subscribe", [KEY, -1], -32602, "txout_idx must be a non-negative integer, not -1"),
+        ("blockchain.outpoint.get_status", [KEY, 0, "xy"], -32602, "script must consist of hexadecimal digits"),
+        ("server.version", ["x", "two"], -32602, "'two' is not a protocol version"),
     ],
 )
 def test_malformed_requests_are_refused(wallet: Wallet, method: str, params: Any, code: int, what: str) -> None:
@@ -273,10 +273,10 @@ def test_sessions_and_subscriptions_are_limited(tmp_path: Path) -> None:
             for n in range(3):
                 one.call("blockchain.scripthash.subscribe", f"{n:064x}")
             refused = one.ask("blockchain.scripthash.subscribe", f"{3:064x}")["error"]
-            assert refused == {"code": 1, "message": "a session may have 3 subscriptions"}
+            assert refused == {"code": 1, "message": "this session already has 3 subscriptions, the limit"}
             for n in range(2):
                 two.call("blockchain.scripthash.subscribe", f"{n:064x}")
-            assert "its 5 subscriptions" in two.ask("blockchain.scripthash.subscribe", KEY)["error"]["message"]
+            assert "already has 5 subscriptions" in two.ask("blockchain.scripthash.subscribe", KEY)["error"]["message"]
             assert one.call("blockchain.scripthash.unsubscribe", f"{0:064x}") is True
             assert two.call("blockchain.scripthash.subscribe", KEY) is None
 
@@ -451,11 +451,11 @@ def proved(tree: bytes) -> tuple[bytes, list[bytes]]:
         (f"/tx/{KEY}", 404, "Transaction not found"),
         (f"/tx/{KEY}/merkle-proof", 404, "Transaction not found or is unconfirmed"),
         (f"/tx/{KEY}/outspends", 404, "Transaction not found"),
-        ("/tx/xyz", 400, "txid has to be 64 hexadecimal digits, and is 'xyz'"),
+        ("/tx/xyz", 400, "txid must consist of 64 hexadecimal digits, not 'xyz'"),
         (f"/block/{KEY}", 404, "Block not found"),
         (f"/block/{KEY}/txids", 404, "Block not found"),
         ("/block-height/547", 404, "Block not found"),
-        (f"/scripthash/{KEY[2:]}", 400, "scripthash has to be 64 hexadecimal digits"),
+        (f"/scripthash/{KEY[2:]}", 400, "scripthash must consist of 64 hexadecimal digits"),
         ("/address/mine", 400, "Invalid Bitcoin address"),
         (
             f"/scripthash/{KEY}/txs/chain/{KEY}",
@@ -472,7 +472,7 @@ def test_esplora_errors(daemon: Daemon, path: str, status: int, what: str) -> No
 
 
 def test_esplora_refuses_malformed_bodies(daemon: Daemon) -> None:
-    assert ask("/tx", b"hello") == (400, "the transaction has to be hexadecimal digits, and is 'hello'")
+    assert ask("/tx", b"hello") == (400, "the transaction must consist of hexadecimal digits, not 'hello'")
     assert ask("/tx", b"00") == (503, "no node is configured (upstream.bitcoin)")
     assert "expected a JSON list of script hashes" in ask("/scripthashes/txs", b"{}")[1]
     assert "at most 500 script hashes" in ask("/scripthashes/txs", json.dumps([KEY] * 501).encode())[1]

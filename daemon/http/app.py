@@ -184,11 +184,11 @@ class Site:
         return Lists(self.query, name, lambda shot, text: shot.listed(index, hex_of(text, size, name)), self.turns)
 
     async def address_balance(self, request: Request) -> Response:
-        """What an address holds."""
+        """The balance of an address."""
         return await self._balance(request, self._at_address, request.path_params["address"])
 
     async def credential_balance(self, request: Request) -> Response:
-        """What a payment credential holds."""
+        """The balance of a payment credential."""
         return await self._balance(request, self._at_credential, request.path_params["credential"])
 
     async def stake_balance(self, request: Request) -> Response:
@@ -214,7 +214,7 @@ class Site:
     # --- single objects ------------------------------------------------------------------------------------------
 
     async def utxo(self, request: Request) -> Response:
-        """One output, live or spent."""
+        """One output, unspent or spent."""
         txid, index = hex_of(request.path_params["tx_hash"], 32, "tx_hash"), index_of(request.path_params["index"])
         as_cbor = wants_cbor(request.scope)
         with self.query.snapshot() as shot:

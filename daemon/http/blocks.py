@@ -25,7 +25,7 @@ class BlockRoutes:
         self._one = anyio.Lock()
 
     async def facts(self, request: Request) -> Response:
-        """What is kept of one block."""
+        """The stored fields of one block."""
         block = _block(request)
         with self._query.snapshot() as shot:
             etag, headers, _ = stamp(*of(shot))

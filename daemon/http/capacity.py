@@ -146,7 +146,7 @@ class Capacity:
             next(iter(self._unsent)).close_early("unsent_limit")
 
     def sent(self, client: Client) -> None:
-        """Note that a client has read what was answered."""
+        """Record that a client has read an answer."""
         self._unsent.pop(client, None)
 
     def refused(self, reason: str) -> None:

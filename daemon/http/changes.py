@@ -28,7 +28,7 @@ class ChangeRoutes:
         self._query = query
 
     async def changes(self, request: Request) -> Response:
-        """A page of what was created and spent since a point."""
+        """A page of the outputs created and spent since a point."""
         requested = paging(request.scope["query_string"], _REFUSED)
         since = _since(request.scope["query_string"], requested.cursor)
         with self._query.snapshot() as shot:

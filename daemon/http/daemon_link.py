@@ -29,7 +29,7 @@ _POLL_EVERY_S = 1.0
 
 
 class DaemonLink:
-    """Follows the daemon over its socket; `connected` is false while there is none."""
+    """Follows the daemon over its socket; `connected` is false while there is no connection."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class DaemonLink:
         self.last_block_at: float | None = None  # monotonic
 
     def seconds_since_last_block(self) -> float | None:
-        """Return how long ago a block was committed, as far as is known."""
+        """Return how long ago a block was committed, if it is known."""
         return None if self.last_block_at is None else round(time.monotonic() - self.last_block_at, 3)
 
     async def listen(self) -> None:
@@ -70,7 +70,7 @@ class DaemonLink:
             self.take(_RECEIVED.decode(await stream.receive_exactly(length)))
 
     def take(self, received: _Received) -> None:
-        """Store what a message reports."""
+        """Store the state that a message reports."""
         match received:
             case Welcome():
                 self.connected = True

@@ -24,7 +24,7 @@ _METHODS = b"GET, HEAD, POST, OPTIONS"
 
 
 class Site(Struct, frozen=True):
-    """What a facade answers from."""
+    """The sources of a facade's answers."""
 
     query: Query
     codec: Codec
@@ -86,7 +86,7 @@ class Mounted(NamedTuple):
 
 
 class Mount:
-    """Gives requests to the facades, and everything else to our own routes."""
+    """Routes requests to the facades, and everything else to our own routes."""
 
     def __init__(self, app: ASGIApp, facades: Sequence[Mounted]) -> None:
         self._app, self._facades = app, facades

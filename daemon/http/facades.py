@@ -11,7 +11,7 @@ from handlers.transactions import Transactions
 
 
 def prefix_of(listener: str, config: Config) -> str:
-    """Return what is put in front of the paths of requests on a listener; `listener` is the setting that names it."""
+    """Return the prefix of the paths of requests on a listener; `listener` is the setting that names it."""
     name = listener.partition(".")[0]
     if name == "blockfrost":
         return f"/blockfrost/{config.chain.network}"

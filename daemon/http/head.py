@@ -212,7 +212,7 @@ class HeadReader:
             self._checked.append(header)
 
     def on_headers_complete(self) -> None:
-        """Note what the parser drops after the head."""
+        """Record what the parser drops after the head."""
         self._whole = True
         self._keep_alive = self._parser.should_keep_alive()
 

@@ -52,7 +52,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Listener(NamedTuple):
-    """What is true of the connections to one listening socket: the hosts that it answers to, and whose paths it has."""
+    """Properties of the connections to one listening socket: accepted hosts, and the facade whose paths it has."""
 
     hosts: Hosts
     prefix: str = ""  # in front of every path

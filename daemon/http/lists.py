@@ -18,7 +18,7 @@ _OVERHEAD = 1000  # bytes that a cached response takes besides its body and its 
 
 
 class _Answer(NamedTuple):
-    """What is sent for one question, for as long as the store does not move."""
+    """The answer to one request, valid until the store changes."""
 
     etag: str
     headers: tuple[tuple[bytes, bytes], ...]  # of a 304; a 200 has `more` as well
@@ -30,7 +30,7 @@ _Question = tuple[str, bytes, bool]  # whose list, the query string, and whether
 
 
 class Lists:
-    """Answers with pages of what is listed under one kind of key; the key is the path's one parameter."""
+    """Answers with pages of the entries of one kind of key; the key is the path's one parameter."""
 
     def __init__(self, query: Query, parameter: str, find: Find, turns: Turns) -> None:
         self._query = query
@@ -86,7 +86,7 @@ class Lists:
 
 
 def of(shot: Snapshot, *, as_cbor: bool = False) -> tuple[Point | None, *tuple[str, ...]]:
-    """Return what an answer depends on, besides the question: where the store is, and the form."""
+    """Return what an answer depends on besides the request: the tip of the store, and the format."""
     tip = shot.tip()
     form = ("cbor",) if as_cbor else ()
     return (tip, *form) if tip is not None else (tip, str(shot.state.unspent), *form)

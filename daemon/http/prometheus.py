@@ -27,7 +27,7 @@ from storage.change_log import LogStore
 from storage.pending import PendingStore
 from storage.windows import Windows
 
-_COUNTERS = {  # what the daemon counts
+_COUNTERS = {  # counters of the daemon
     "blocks": ("blocks_total", "Committed blocks."),
     "transactions": ("transactions_total", "Transactions in committed blocks."),
     "created": ("created_total", "Outputs created by committed blocks."),
@@ -56,7 +56,7 @@ _GAUGES = {  # state of the daemon
     "unread_bytes": ("unread_bytes", "Bytes of answers and facts that clients have not read yet."),
     "connections": ("connections", "Connected clients."),
 }
-_TIMINGS: dict[Work, tuple[str, str]] = {  # what the daemon's writer does
+_TIMINGS: dict[Work, tuple[str, str]] = {  # work of the daemon's writer
     "apply": ("apply_seconds", "Time to decode and apply one block on the writer's thread."),
     "commit": ("commit_seconds", "Time to write and sync one commit, including its pruning."),
     "rollback": ("rollback_seconds", "Time to apply one rollback."),

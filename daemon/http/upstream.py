@@ -45,7 +45,7 @@ async def connect(settings: Settings) -> ClientConnection:
     """Open a connection to the server.
 
     Raises:
-        UpstreamAway: there is none, or it does not answer.
+        UpstreamAway: no server is configured, or it does not answer.
     """
     if settings.ogmios is None:
         raise UpstreamAway(NOT_SET)
@@ -79,7 +79,7 @@ class Upstream:
         return self._settings.ogmios is not None
 
     async def call(self, method: str, params: object = None) -> Any:
-        """Return what the server answers.
+        """Return the server's answer.
 
         Raises:
             UpstreamAway: the server does not answer, or not in time.
@@ -183,7 +183,7 @@ class Upstream:
         await self._submit_here(tx)
 
     async def _submit_here(self, tx: Tx) -> None:
-        """Submit a transaction that the node has to the daemon; a refusal has no effect on the node."""
+        """Submit a transaction that the node has accepted to the daemon; a refusal does not affect the node."""
         try:
             async with asyncio.timeout(self._settings.timeout):
                 reader, writer = await asyncio.open_unix_connection(self._socket)
@@ -210,7 +210,7 @@ class Upstream:
 
         Raises:
             UpstreamAway: the server does not answer.
-            Fault: a script fails, or the transaction is none.
+            Fault: a script fails, or the bytes are not a transaction.
         """
         params: dict[str, Any] = {"transaction": {"cbor": cbor.hex()}}
         if additional:

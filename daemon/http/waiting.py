@@ -47,7 +47,7 @@ class WaitingRoute:
 
 
 def _request(query_string: bytes) -> tuple[Status, Order, Paging]:
-    """Return which list is requested, and which page: it has orders of its own."""
+    """Return which list is requested, and which page: it has its own orders."""
     given = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     others = urlencode([(name, value) for name, value in given if name not in ("status", "order")])
     return _choice(given, "status", STATUSES), _choice(given, "order", ORDERS), paging(others.encode(), _REFUSED)

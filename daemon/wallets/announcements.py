@@ -70,7 +70,7 @@ class Announcements:
         while True:
             try:
                 found = endpoint_of(await self._upstream.call("getzmqnotifications"), self._upstream.host)
-            except RpcFault as fault:  # a node without ZMQ does not know the method
+            except RpcFault as fault:  # a node without ZMQ does not have the method
                 log.debug("notifications_unavailable", error=fault.message)
             else:
                 if found is not None:

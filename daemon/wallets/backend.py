@@ -57,7 +57,7 @@ class Backend:
             try:
                 ids = [bytes.fromhex(each) for each in answer["tx"]]
             except (KeyError, TypeError, ValueError):
-                raise RpcFault(NODE_ERROR, f"the node gives no list of the transactions of block {height}") from None
+                raise RpcFault(NODE_ERROR, f"the node returned no list of the transactions of block {height}") from None
         self._ids[block_hash] = ids
         if len(self._ids) > _KEPT_BLOCKS:
             self._ids.popitem(last=False)

@@ -134,7 +134,7 @@ class ChainView:
         return None if found is None else address_key(found.script)
 
     def outpoint_status(self, txid: bytes, index: int) -> _Json:
-        """Return the heights of the transactions that create and spend an output, as far as there are such.
+        """Return the heights of the transactions that create and spend an output, if they exist.
 
         The mempool is read before the snapshot begins, as by `unconfirmed`.
         """
@@ -232,7 +232,7 @@ async def _in_turns(shot: Snapshot, parts: Iterator[list[_T]]) -> AsyncIterator[
 
 
 async def turn(shot: Snapshot) -> None:
-    """Give others a turn.
+    """Yield to other clients.
 
     Raises:
         SnapshotExpired: the snapshot has reached its greatest age.
@@ -263,12 +263,12 @@ def header_of(shot: Snapshot, ordinal: int) -> bytes:
     """
     header = shot.stored.block(ordinal).header
     if header is None:
-        raise RpcFault(BAD_REQUEST, f"the feed gave no header for block {shot.block(ordinal).height}")
+        raise RpcFault(BAD_REQUEST, f"the feed sent no header for block {shot.block(ordinal).height}")
     return header
 
 
 def unconfirmed(shot: Snapshot, waiting: Iterable[MempoolTx]) -> list[MempoolTx]:
-    """Return what is in no block of this snapshot.
+    """Return the transactions that are in no block of this snapshot.
 
     The mempool is read before the snapshot begins: a transaction that a block takes meanwhile is in both, never in
     neither.

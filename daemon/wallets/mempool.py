@@ -42,7 +42,7 @@ class MempoolTx(Struct, frozen=True):
 
 
 class Mempool:
-    """What the node's mempool was at the last poll. A poll changes it in one step, so answers are of one moment."""
+    """The node's mempool at the last poll. A poll changes it in one step, so answers are consistent."""
 
     def __init__(self, upstream: Upstream, find_output: FindOutput) -> None:
         self._upstream, self._find_output = upstream, find_output
@@ -91,7 +91,7 @@ class Mempool:
             async with limit:
                 try:
                     found[txid] = parse_transaction(await self._upstream.raw_transaction(txid, None))
-                except RpcFault as error:  # it has left the mempool; the next poll requests what is still there
+                except RpcFault as error:  # it has left the mempool; the next poll requests the remaining ones
                     log.debug("mempool_transaction_missing", txid=txid.hex(), error=error.message)
 
         async with anyio.create_task_group() as fetches:
@@ -134,7 +134,7 @@ class Mempool:
         return {self._spenders[outpoint] for outpoint in outpoints if outpoint in self._spenders}
 
     def _resolved(self, tx: Transaction) -> MempoolTx | None:
-        """Return a transaction with what it spends, None while an output is not known."""
+        """Return a transaction with the outputs that it spends, None while one of them is unknown."""
         spent = list[TxOutput]()
         for each in tx.inputs:
             parent = self._known.get(each.txid)
@@ -185,4 +185,4 @@ class Mempool:
 def _ids(listed: object) -> dict[bytes, None]:
     if isinstance(listed, list) and all(isinstance(each, str) and _TXID.fullmatch(each) for each in listed):
         return dict.fromkeys(map(bytes.fromhex, listed))
-    raise RpcFault(2, "what the node answers to getrawmempool is no list of transactions")
+    raise RpcFault(2, "the node answered getrawmempool with a value that is not a list of transactions")

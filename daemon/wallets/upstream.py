@@ -33,7 +33,7 @@ class ByteCache:
         self._kept = OrderedDict[bytes, bytes]()
 
     def get(self, key: bytes) -> bytes | None:
-        """Return what is kept under a key."""
+        """Return the cached value of a key."""
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
@@ -79,7 +79,7 @@ class Upstream:
         return self._node is not None
 
     async def call(self, method: str, *parameters: object) -> Any:
-        """Return what the node answers.
+        """Return the node's answer.
 
         Raises:
             RpcFault: the node refuses, is away, or is not configured.
@@ -98,7 +98,7 @@ class Upstream:
         """Return the bytes of a transaction. With its block the node needs no transaction index.
 
         Raises:
-            RpcFault: the node does not have it, or gives something else.
+            RpcFault: the node does not have it, or returns something else.
         """
         if (known := self._raw.get(txid)) is not None:
             return known
@@ -144,9 +144,9 @@ class Upstream:
         try:
             given = parse_transaction(raw).txid
         except ValueError as error:
-            raise RpcFault(NODE_ERROR, f"the node gives no transaction for {txid.hex()}: {error}") from error
+            raise RpcFault(NODE_ERROR, f"the node returned no transaction {txid.hex()}: {error}") from error
         if given != txid:
-            raise RpcFault(NODE_ERROR, f"the node gives transaction {given.hex()} for {txid.hex()}")
+            raise RpcFault(NODE_ERROR, f"the node returned transaction {given.hex()} instead of {txid.hex()}")
 
     # --- fees and broadcast ---------------------------------------------------------------------------------------
 
@@ -198,4 +198,4 @@ def _unhex(answer: object, what: str) -> bytes:
     try:
         return bytes.fromhex(answer)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise RpcFault(NODE_ERROR, f"the node does not give {what} in hexadecimal digits") from None
+        raise RpcFault(NODE_ERROR, f"the node returned a value as {what} that is not hexadecimal") from None

@@ -59,14 +59,14 @@ def read_url(url: str, default_port: int) -> tuple[Address, str | None]:
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ValueError(_UNREADABLE)
     if parts.scheme not in ("http", "https") or not host:
-        raise ValueError("it has to begin with http:// or https://, and a host")
+        raise ValueError("it must begin with http:// or https:// and have a host")
     login = None
     if parts.username is not None:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     tls = parts.scheme == "https"
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not (path.isascii() and path.isprintable()) or " " in path:
-        raise ValueError("its path has characters that have to be written as %XX")
+        raise ValueError("its path has characters that must be written as %XX")
     return Address(host, port or (443 if tls else default_port), path, tls), login
 
 
@@ -90,5 +90,5 @@ class Login:
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise NodeAway(
-                f"the cookie {self._cookie} can't be read ({why}); the node writes it when it starts"
+                f"the cookie {self._cookie} cannot be read ({why}); the node writes it when it starts"
             ) from None

@@ -71,9 +71,11 @@ class BlkFiles:
                 self.notes.append(f"{self._place(number, at)}: the last block is only half there and left out")
                 return
             if not SMALLEST_BLOCK <= length <= self._network.max_block_bytes:
-                raise BlockError(f"{self._place(number, at)}: a block of {length} bytes cannot be")
+                raise BlockError(f"{self._place(number, at)}: a length of {length} bytes, which no block can have")
             if length > size - at:
-                raise BlockError(f"{self._place(number, at)}: {length} bytes long, the file has {size - at} more")
+                raise BlockError(
+                    f"{self._place(number, at)}: a block of {length} bytes, but the file has only {size - at} more"
+                )
             yield at, length
             at += length
 
@@ -127,7 +129,7 @@ class BlkFiles:
         with self._files[0].open("rb") as file:
             magic = self._plain(file, 0, 4)
         other = [network.name for network in NETWORKS.values() if network.magic == magic]
-        return f"{message}; it begins like {other[0]}" if other else message
+        return f"{message}; it begins like a file of {other[0]}" if other else message
 
 
 def _read_key(path: Path) -> bytes:
@@ -135,7 +137,7 @@ def _read_key(path: Path) -> bytes:
         return b""
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
-        raise ChainError(f"{path}: a key has {_KEY_BYTES} bytes, not {len(key)}")
+        raise ChainError(f"{path}: the key has {len(key)} bytes, expected {_KEY_BYTES}")
     return key if any(key) else b""
 
 

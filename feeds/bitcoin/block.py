@@ -47,7 +47,7 @@ def decode_block(
     previous, root, time = _header_fields(raw)
     digests, txs = _read_transactions(raw, mark_unspendable)
     if check_merkle and merkle_root(digests) != root:
-        raise BlockError("the merkle root in the header is not that of the transactions")
+        raise BlockError("the Merkle root in the header does not match the transactions")
     if height == 0 and mark_unspendable and not network.genesis_spendable:
         txs = [_unspendable(tx) for tx in txs]
     return BlockApplied(
@@ -72,7 +72,7 @@ def decode_transaction(raw: bytes, *, mark_unspendable: bool = True) -> Tx:
     except (IndexError, struct.error):
         raise BlockError("the transaction continues after the last byte") from None
     if end != len(raw):
-        raise BlockError(f"{len(raw) - end} bytes too many after the transaction")
+        raise BlockError(f"{len(raw) - end} excess bytes after the transaction")
     return Tx(digest[::-1], inputs, outputs, size=len(raw), raw=raw, version=version, lock_time=lock_time)
 
 
@@ -93,9 +93,9 @@ def merkle_root(digests: list[bytes]) -> bytes:
 
 def _check_length(raw: bytes, network: Network) -> None:
     if len(raw) < SMALLEST_BLOCK:
-        raise BlockError(f"{len(raw)} bytes are no block, the smallest has {SMALLEST_BLOCK}")
+        raise BlockError(f"{len(raw)} bytes are not a block: the smallest block has {SMALLEST_BLOCK}")
     if len(raw) > network.max_block_bytes:
-        raise BlockError(f"{len(raw)} bytes, a block of {network.name} has at most {network.max_block_bytes}")
+        raise BlockError(f"{len(raw)} bytes, but a block of {network.name} has at most {network.max_block_bytes}")
 
 
 def _read_transactions(raw: bytes, mark: bool) -> tuple[list[bytes], list[Tx]]:
@@ -110,7 +110,7 @@ def _read_transactions(raw: bytes, mark: bool) -> tuple[list[bytes], list[Tx]]:
             raise BlockError(f"transaction {number} at byte {start} continues after the last byte") from None
         coinbase = inputs[0] == _NO_OUTPOINT and len(inputs) == 1
         if coinbase != (number == 0) or (number and _NO_OUTPOINT in inputs):
-            raise BlockError(f"transaction {number} at byte {start}: the first, and only the first, is a coinbase")
+            raise BlockError(f"transaction {number} at byte {start}: the first one, and no other, must be a coinbase")
         if coinbase:
             inputs = []
         digests.append(digest)
@@ -119,7 +119,7 @@ def _read_transactions(raw: bytes, mark: bool) -> tuple[list[bytes], list[Tx]]:
             Tx(digest[::-1], inputs, outputs, coinbase=coinbase, size=size, version=version, lock_time=lock_time)
         )
     if at != len(raw):
-        raise BlockError(f"{len(raw) - at} bytes too many after {count} transactions, from byte {at}")
+        raise BlockError(f"{len(raw) - at} excess bytes after {count} transactions, from byte {at}")
     # NOTE: repeating the last transactions can leave the merkle root as it was; that forgery always repeats a txid.
     if len(set(digests)) != len(digests):
         raise BlockError("a transaction occurs twice")
@@ -200,7 +200,7 @@ def _skip_witnesses(raw: bytes, at: int, inputs: int) -> int:
                 length, at = _size(raw, at)
                 at += length
     if at == start + inputs and not any(raw[start:at]):
-        raise BlockError(f"byte {start}: a transaction is marked as having witnesses and has none")
+        raise BlockError(f"byte {start}: a transaction is marked as having witnesses, but has none")
     return at
 
 
@@ -213,9 +213,9 @@ def _size(raw: bytes, at: int) -> tuple[int, int]:
     end = at + 1 + width
     size = int.from_bytes(raw[at + 1 : end], "little")
     if size < smallest:
-        raise BlockError(f"byte {at}: {size} is written longer than it has to be")
+        raise BlockError(f"byte {at}: {size} is not written in its shortest form")
     if size > len(raw) - end:
-        raise BlockError(f"byte {at}: a count or length of {size}, where {max(0, len(raw) - end)} bytes are left")
+        raise BlockError(f"byte {at}: a count or length of {size}, but only {max(0, len(raw) - end)} bytes are left")
     return size, end
 
 

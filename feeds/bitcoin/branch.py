@@ -23,7 +23,7 @@ async def leads_to(node: Node, network: Network, base: Point, height: int) -> bo
     Blocks of the daemon are rolled back only for a branch with proof of work, not for a claim.
 
     Raises:
-        FeedError: the node repeats headers that are no branch.
+        FeedError: the headers that the node returns are not a branch.
     """
     for start in range(base.height + 1, height + 1, _AT_ONCE):
         heights = range(start, min(start + _AT_ONCE, height + 1))
@@ -46,7 +46,9 @@ async def _follows(node: Node, network: Network, base: Point, place: Point, answ
     try:
         check_proof(place.hash, int.from_bytes(header[72:76], "little"), network)
     except BlockError as error:
-        raise BlockError(f"the node at {node.name} has at height {place.height}: {error}") from None
+        raise BlockError(
+            f"the node at {node.name} returned an invalid block at height {place.height}: {error}"
+        ) from None
     if header[35:3:-1] != base.hash:
         await check_it_changed(node, base, place)
         return False
@@ -63,7 +65,7 @@ async def check_it_changed(node: Node, base: Point | None, place: Point) -> None
     if await hashes(node, [point.height for point in chain]) == [point.hash for point in chain]:
         follows = "is not the first of a chain" if base is None else f"does not follow {base.hash.hex()}"
         what = f"its block {place.height} {place.hash.hex()} {follows}, which it has before it"
-        raise ChainError(f"the node at {node.name} is wrong: {what}")
+        raise ChainError(f"the node at {node.name} contradicts itself: {what}")
 
 
 def _place(height: int, block_hash: bytes) -> Point:
@@ -82,5 +84,5 @@ def _read(node: Node, place: Point, answer: Any) -> bytes:
         header = b""
     if len(header) != HEADER_BYTES or double_sha256(header)[::-1] != place.hash:
         what = f"the header of block {place.height} {place.hash.hex()}"
-        raise NodeError(f"what the node at {node.name} gives as {what} is not that")
+        raise NodeError(f"the node at {node.name} returned an invalid value as {what}")
     return header

@@ -146,9 +146,9 @@ def _access(url: str, cookie: Path | None, user: str | None, password_file: Path
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="URL") from None
     if (user is None) != (password_file is None):
-        raise click.UsageError("--user and --password-file go together")
+        raise click.UsageError("--user and --password-file must be given together")
     if sum(way is not None for way in (in_url, cookie, user)) > 1:
-        raise click.UsageError("give one of: user and password in the URL, --cookie, --user with --password-file")
+        raise click.UsageError("give only one of: user and password in the URL, --cookie, --user with --password-file")
     if password_file is not None:
         lines = password_file.read_text(errors="replace").splitlines()
         in_url = f"{user}:{lines[0] if lines else ''}"

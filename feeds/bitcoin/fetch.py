@@ -16,7 +16,7 @@ _NO_SUCH_HEIGHT = (-8, -1)
 
 
 class Fetch:
-    """An iterator of places in the chain and the bytes that the node gave for them.
+    """An iterator of places in the chain and the bytes that the node returned for them.
 
     It ends early when the chain turns out to be shorter, or another. Leaving it drops what is still under way.
     """
@@ -90,7 +90,9 @@ class Fetch:
             return bytes.fromhex(answer)
         except (TypeError, ValueError):
             what = f"block {place.height} {place.hash.hex()}"
-            raise NodeError(f"what the node at {self._node.name} gives as {what} is not hex") from None
+            raise NodeError(
+                f"the node at {self._node.name} returned a value as {what} that is not hexadecimal"
+            ) from None
 
 
 async def hashes(node: Node, heights: Sequence[int]) -> list[bytes]:
@@ -117,5 +119,5 @@ def read_hash(node: Node, method: str, answer: Any) -> bytes:
     except (TypeError, ValueError):
         found = b""
     if len(found) != 32:
-        raise NodeError(f"what the node at {node.name} answers to {method} is no hash")
+        raise NodeError(f"the node at {node.name} answered {method} with a value that is not a hash")
     return found

@@ -45,7 +45,7 @@ class HexFiles:
                     self._lines.append(number)
                     yield raw[:HEADER_BYTES]
         if not self._lines:
-            raise ChainError(f"{self._files[0]}: no block")
+            raise ChainError(f"{self._files[0]}: the files have no block")
 
     def read(self, record: int) -> bytes:
         """Return a whole block."""
@@ -71,7 +71,7 @@ class HexFiles:
                     if not line:
                         return
                     if len(line) > longest:
-                        raise BlockError(f"{path.name}, line {number}: longer than a block can be")
+                        raise BlockError(f"{path.name}, line {number}: it is longer than any block")
                     yield number, line
         except (lzma.LZMAError, EOFError) as error:
             raise ChainError(f"{path}: {error}") from None
@@ -88,5 +88,5 @@ def _decoded(line: bytes, where: str) -> bytes:
     except ValueError as error:
         raise BlockError(f"{where}: {error}") from None
     if len(raw) < SMALLEST_BLOCK:
-        raise BlockError(f"{where}: {len(raw)} bytes are no block")
+        raise BlockError(f"{where}: {len(raw)} bytes are not a block")
     return raw

@@ -57,7 +57,7 @@ class Connection:
         try:
             reader, writer = await asyncio.open_connection(host, port, limit=_BUFFER, ssl=context)
         except ssl.SSLCertVerificationError as error:
-            raise NotHttp(f"its certificate is not to be trusted: {error.verify_message}") from error
+            raise NotHttp(f"its certificate is not trusted: {error.verify_message}") from error
         except (OSError, UnicodeError) as error:
             raise Disconnected(_reasons(error)) from error
         connection = cls(reader, writer)
@@ -93,7 +93,7 @@ class Connection:
         except (asyncio.IncompleteReadError, OSError) as error:
             raise Disconnected("it closed the connection") from error
         except (asyncio.LimitOverrunError, ValueError) as error:
-            raise NotHttp("what it answers is not HTTP") from error
+            raise NotHttp("its answer is not HTTP") from error
         option = fields.get("connection", "" if version == "HTTP/1.1" else "close").lower()
         self._open = keep and "close" not in option
         return Answer(status, reason, body)

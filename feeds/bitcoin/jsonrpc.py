@@ -96,7 +96,7 @@ class Node:
         except Disconnected as error:
             raise NodeAway(f"no node answers at {self.name} ({error})") from error
         except TimeoutError as error:
-            raise NodeAway(f"no node answers at {self.name} (no connection in time)") from error
+            raise NodeAway(f"no node answers at {self.name} (the connection timed out)") from error
         except NotHttp as error:
             raise NodeError(f"the node at {self.name}: {error}") from error
 
@@ -116,13 +116,11 @@ class Node:
         replies = self._decode(answer)
         if isinstance(replies, _Reply):
             if calls > 1:
-                raise NodeError(
-                    f"the node at {self.name} does not answer several calls at once: {_fault(replies.error)[0]}"
-                )
+                raise NodeError(f"the node at {self.name} does not answer batches of calls: {_fault(replies.error)[0]}")
             return [replies]
         found = {reply.id: reply for reply in replies if isinstance(reply.id, int)}
         if len(replies) != calls or sorted(found) != list(range(calls)):
-            raise NodeError(f"the node at {self.name} answers other calls than were made")
+            raise NodeError(f"the node at {self.name} sent answers to other calls than those in the request")
         return [found[n] for n in range(calls)]
 
     def _decode(self, answer: Answer) -> _Reply | list[_Reply]:
@@ -130,7 +128,7 @@ class Node:
             replies: _Reply | list[_Reply] = _decode(answer.body)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             if answer.status == 200:
-                raise NodeError(f"what the node at {self.name} answers is not JSON-RPC ({error})") from error
+                raise NodeError(f"the answer of the node at {self.name} is not JSON-RPC ({error})") from error
         else:
             if answer.status == 200 or (isinstance(replies, _Reply) and replies.error is not None):
                 return replies

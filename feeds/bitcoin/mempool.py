@@ -168,7 +168,9 @@ class Mempool:
     def _ids(self, listed: object) -> dict[bytes, None]:
         if isinstance(listed, list) and all(isinstance(txid, str) and _TXID.fullmatch(txid) for txid in listed):
             return dict.fromkeys(map(bytes.fromhex, listed))
-        raise NodeError(f"what the node at {self._node.name} answers to getrawmempool is no list of transactions")
+        raise NodeError(
+            f"the node at {self._node.name} answered getrawmempool with a value that is not a list of transactions"
+        )
 
     async def _fetch(self, txids: Iterable[bytes]) -> list[Tx]:
         found: list[Tx] = []
@@ -196,11 +198,9 @@ class Mempool:
         try:
             tx = decode_transaction(bytes.fromhex(raw))
         except (TypeError, ValueError, BlockError) as error:
-            raise NodeError(
-                f"what the node at {self._node.name} gives as transaction {txid} is none: {error}"
-            ) from None
+            raise NodeError(f"the node at {self._node.name} returned an invalid transaction {txid}: {error}") from None
         if tx.txid.hex() != txid:
-            raise NodeError(f"the node at {self._node.name} gives transaction {tx.txid.hex()} for {txid}")
+            raise NodeError(f"the node at {self._node.name} returned transaction {tx.txid.hex()} instead of {txid}")
         return [tx]
 
 

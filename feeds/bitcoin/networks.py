@@ -7,7 +7,7 @@ class Network(Struct, frozen=True):
     """The constants of a network; a private one (a custom signet) is one more of these.
 
     `genesis` is in display order. `proof_limit` is the easiest target that a header may claim. A block longer than
-    `max_block_bytes` is refused before it is read. `genesis_spendable` says whether the first block's coinbase counts
+    `max_block_bytes` is refused before it is read. `genesis_spendable` states whether the first block's coinbase counts
     as an ordinary output: on these networks it does not, a node's set has never had it. `rpc_port` is where a node's
     RPC is by default.
     """

@@ -1,6 +1,6 @@
 """Follows a node over its RPC: from the daemon's tip along the node's best chain, through reorganisations.
 
-The node decides which chain is the best. What it gives as a block has to have the requested hash, the work
+The node decides which chain is the best. What it returns as a block must have the requested hash, the work
 that its header claims, and the block before it as parent; nothing else is sent to the daemon.
 """
 
@@ -50,7 +50,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """What is fed, and how.
 
     Ends after height `to`. Polls the node every `poll_s` seconds, and at once when it announces a block.
-    `persisted_depth` says that the node itself keeps blocks that deep safely. The network is at least at `known_tip`.
+    `persisted_depth` is the depth at which the node keeps blocks safely. The network is at least at `known_tip`.
     `wait_s` is the time that the node has for its first answer; once it has answered, the feed waits without limit.
     """
 
@@ -177,7 +177,7 @@ class Follower:
         if base is None and lost is not None:
             raise ChainError(
                 f"the daemon is on another chain: none of its blocks from height {lost.height} to {trail.height} that "
-                f"can be compared is on that of the node at {self._node.name}"
+                f"can be compared is on the chain of the node at {self._node.name}"
             )
         if base is not None and lost is not None:
             proof = min(lost.height, count)
@@ -227,10 +227,10 @@ class Follower:
         try:
             block = decode_block(raw, place.height, options.network, mark_unspendable=options.mark_unspendable)
             if block.hash != place.hash:
-                raise ChainError(f"the node at {self._node.name} gives block {block.hash.hex()} for {name}")
+                raise ChainError(f"the node at {self._node.name} returned block {block.hash.hex()} instead of {name}")
             check_proof(block.hash, int.from_bytes(raw[72:76], "little"), options.network)
         except BlockError as error:
-            raise BlockError(f"the node at {self._node.name} gives {name}: {error}") from None
+            raise BlockError(f"the node at {self._node.name} returned an invalid {name}: {error}") from None
         if place.height == 0:
             self._check_genesis(block.hash)
         return block
@@ -261,7 +261,7 @@ class Follower:
         try:
             return msgspec.convert(answer, ChainInfo)
         except msgspec.ValidationError as error:
-            raise NodeError(f"the node at {self._node.name} answers to getblockchaininfo: {error}") from error
+            raise NodeError(f"the node at {self._node.name}: the answer to getblockchaininfo: {error}") from error
 
     async def _check_network(self) -> None:
         for first in await hashes(self._node, [0]):

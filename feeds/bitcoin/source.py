@@ -158,4 +158,4 @@ def _open_files(path: Path, network: Network) -> BlockFiles:
         return BlkFiles(path, network)
     if hex_files(path):
         return HexFiles(path, network)
-    raise ChainError(f"{path}: neither blk*.dat nor *.hex or *.hex.xz in there")
+    raise ChainError(f"{path}: the folder has no blk*.dat, *.hex or *.hex.xz")

@@ -52,7 +52,7 @@ class Trail:
         return found if found is not None and found.height == height else None
 
     async def fork(self, is_on_chain: Callable[[Point], Awaitable[bool]]) -> tuple[Point | None, Point | None]:
-        """Return the last point that is on a chain, and the point after it, which is not; None where there is none.
+        """Return the last point that is on a chain, and the point after it, which is not; None if there is none.
 
         What comes before a point that is on the chain is on it too, so few points are checked.
         """

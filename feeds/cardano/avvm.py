@@ -1,13 +1,13 @@
 """Removal of vouchers: the first block of Allegra removed all unspent outputs at Byron redeem addresses.
 
-No transaction does so, and the set knows only transactions. So the source adds one: the first block of Allegra
+No transaction does so, and the set is changed only by transactions. So the source adds one: the first block of Allegra
 (or of a later era, on a chain that never had it) gets a synthetic first transaction that spends those outputs and
-creates nothing. It comes first because no transaction of that block can spend them. Undo needs nothing of its
-own: the spends are the block's. Its id is a hash over the block's hash, the same however often it is read.
+creates nothing. It comes first because no transaction of that block can spend them. A rollback needs no special rule:
+the spends belong to the block. The id of the transaction is a hash of the block's hash, so it is the same at each read.
 
-To know what is live the source follows the outputs at redeem addresses, from genesis or from transactions, through
-Byron and Shelley. Where it begins in the middle without having read what was before, an output that was spent earlier
-may be named too: a missing input, which the set counts and skips.
+To find the unspent vouchers, the source tracks the outputs at redeem addresses, from genesis or from transactions,
+through Byron and Shelley. If it begins in the middle of the chain, an output that was spent earlier may be named too: a
+missing input, which the set counts and skips.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BEFORE_ALLEGRA = frozenset(NAMES[:ALLEGRA])
 
 
 class Vouchers:
-    """The live outputs at redeem addresses, until they return to the reserves."""
+    """The unspent outputs at redeem addresses, until they return to the reserves."""
 
     def __init__(self, genesis: Iterable[GenesisOutput] = ()) -> None:
         self._live: dict[OutPoint, None] | None = {

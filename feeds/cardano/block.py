@@ -33,7 +33,7 @@ def decode_block(buf: bytes, network: Network, at: int = 0) -> tuple[BlockApplie
         pair, inside = (2, at + 1) if buf[at] == 0x82 else fields(buf, at, 2, what="a block with its era")
         era, inside = uint(buf, inside)
         if era > CONWAY:
-            raise BlockError(f"era {era} is not known", at)
+            raise BlockError(f"era {era} is unknown", at)
         decode = _decode_shelley if era > BYRON else _decode_byron
         block, end = decode(buf, inside, era, network)
         if pair < 0:
@@ -45,7 +45,7 @@ def decode_block(buf: bytes, network: Network, at: int = 0) -> tuple[BlockApplie
             raise BlockError.of(error) from None
         end = len(buf) + 1
     if end > len(buf):
-        raise CutShort("the block is cut short", at)
+        raise CutShort("the block is cut off", at)
     return block, end
 
 
@@ -71,7 +71,7 @@ def _whole(buf: bytes, at: int) -> bool:
 
 def _check_place(height: int, slot: int, at: int) -> None:
     if height > FAR_AWAY or slot > FAR_AWAY:
-        raise BlockError(f"no chain has a block of height {height} and slot {slot}", at)
+        raise BlockError(f"height {height} and slot {slot} are too large for a block", at)
 
 
 def _decode_byron(buf: bytes, at: int, era: int, network: Network) -> tuple[BlockApplied, int]:
@@ -163,7 +163,7 @@ def _add_metadata(buf: bytes, at: int, sizes: list[int]) -> int:
             return at + 1
         index, at = uint(buf, at)
         if index >= len(sizes):
-            raise BlockError(f"metadata for transaction {index} of {len(sizes)}", at)
+            raise BlockError(f"metadata for transaction {index}, but the block has {len(sizes)}", at)
         end = skip(buf, at)
         sizes[index] += end - at - 1
         at = end
@@ -180,7 +180,7 @@ def _invalid(buf: bytes, at: int, txs: int) -> tuple[frozenset[int], int]:
             return frozenset(found), at + 1
         index, at = uint(buf, at)
         if index >= txs:
-            raise BlockError(f"transaction {index} of {txs} is called invalid", at)
+            raise BlockError(f"transaction {index} is marked as invalid, but the block has {txs}", at)
         found.add(index)
         count -= 1
     return frozenset(found), at

@@ -82,7 +82,7 @@ def _inputs(buf: bytes, at: int) -> tuple[list[OutPoint], int]:
         pair, at = fields(buf, at, 2, what="an input")
         kind, at = uint(buf, at)
         if kind != 0:
-            raise BlockError(f"an input of kind {kind}", at)
+            raise BlockError(f"an input of unknown kind {kind}", at)
         at, end = embedded(buf, at)
         _, at = fields(buf, at, 2, what="an input")
         txid, at = sized_bytes(buf, at, 32, "a transaction id")

@@ -61,7 +61,9 @@ def read_chain(
     previous = found.hash if found else None
     for block, file, _ in blocks:
         if previous not in (None, block.prev_hash):
-            raise ChainError(f"{file}: block {block.hash.hex()} (height {block.height}) does not follow the one before")
+            raise ChainError(
+                f"{file}: block {block.hash.hex()} (height {block.height}) does not follow the block before it"
+            )
         previous = block.hash
         if to_height is not None and block.height > to_height:
             return
@@ -85,7 +87,7 @@ def check_magic(path: Path, network: Network) -> None:
     if None in (stored, network.magic) or stored == network.magic:
         return
     whose = next((known.name for known in NETWORKS.values() if known.magic == stored), "an unknown network")
-    raise SourceError(f"{file}: the magic {stored} is that of {whose}, not of {network.name}: see --network")
+    raise SourceError(f"{file}: the magic number {stored} belongs to {whose}, not to {network.name}: see --network")
 
 
 def _stored_magic(path: Path) -> tuple[Path, int | None]:
@@ -169,7 +171,7 @@ def _more(stream: BinaryIO, file: Path, size: int, offset: int | None = None) ->
             stream.seek(offset)
         return stream.read(size)
     except (lzma.LZMAError, EOFError) as error:
-        raise BlockError(f"not a whole xz file: {error}", stream.tell(), file) from None
+        raise BlockError(f"the xz file is cut off or damaged: {error}", stream.tell(), file) from None
 
 
 def _read(path: Path, network: Network, file: Path | None, offset: int, wait: Wait | None) -> Iterator[_Placed]:
@@ -177,7 +179,7 @@ def _read(path: Path, network: Network, file: Path | None, offset: int, wait: Wa
     while True:
         files = chunk_files(path)
         if not files and wait is None:
-            raise SourceError(f"{path}: no chunk files here (NNNNN.chunk)")
+            raise SourceError(f"{path}: the folder has no chunk files (NNNNN.chunk)")
         if file is not None and file not in files:
             raise SourceError(f"{file}: this file was removed while it was read")
         for current in files[files.index(file) if file else 0 :]:

@@ -62,7 +62,7 @@ def read_genesis(
     is as in `base`.
 
     Raises:
-        GenesisError: a file cannot be read, is not JSON of that form, or has an address or amount that is none.
+        GenesisError: a file cannot be read, is not JSON of that form, or has an invalid address or amount.
     """
     outputs: list[GenesisOutput] = []
     network = base or Network(name, start=0, byron_epochs=byron_epochs)
@@ -79,7 +79,7 @@ def read_genesis(
 def choose_network(name: str, files: Sequence[Path], byron_epochs: int | None = None) -> Genesis:
     """Return the network of a name, with the outputs of its genesis files where there are any.
 
-    The files of a known network have to define its slots as they are known. For any other network the files define all
+    The files of a known network must define its slots as they are known. For any other network the files define all
     that is needed, except how many epochs Byron lasted.
 
     Raises:
@@ -104,14 +104,16 @@ def _unknown_network(name: str, files: Sequence[Path], byron_epochs: int) -> Gen
     network = genesis.network
     if _UNSAID in (network.start, network.epoch_slots, network.slot_s):
         which = ", ".join(NETWORKS)
-        raise GenesisError(f"network {name} is none of {which}: pass its Shelley genesis file, which defines its slots")
+        raise GenesisError(
+            f"network {name} is not one of {which}: pass its Shelley genesis file, which defines its slots"
+        )
     if byron_epochs and _UNSAID in (network.byron_epoch_slots, network.byron_slot_s):
-        raise GenesisError(f"network {name} began with Byron: give its Byron genesis file too")
+        raise GenesisError(f"network {name} began with the Byron era: pass its Byron genesis file too")
     return genesis
 
 
 def _check_same(file: Path, given: Network, known: Network) -> None:
-    """Refuse a file that counts slots in another way; how Byron's count does not matter where there was none."""
+    """Refuse a file that counts slots in another way; Byron's slots do not matter if the network had no Byron era."""
     for what in (
         "start",
         "magic",
@@ -121,7 +123,9 @@ def _check_same(file: Path, given: Network, known: Network) -> None:
     ):
         here, there = getattr(given, what), getattr(known, what)
         if here != there:
-            raise GenesisError(f"{file}: not a genesis of {known.name}: {what} is {here:.10g}, not {there:.10g}")
+            raise GenesisError(
+                f"{file}: not a genesis file of {known.name}: {what} is {here:.10g}, expected {there:.10g}"
+            )
 
 
 def _read(file: Path) -> _Document:
@@ -130,7 +134,7 @@ def _read(file: Path) -> _Document:
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise GenesisError(f"{file}: {error}") from None
     if all(part is None for part in (document.non_avvm_balances, document.avvm_distr, document.initial_funds)):
-        raise GenesisError(f"{file}: neither a Byron nor a Shelley genesis")
+        raise GenesisError(f"{file}: not a genesis file of Byron or Shelley")
     return document
 
 
@@ -141,7 +145,7 @@ def _outputs(document: _Document) -> list[GenesisOutput]:
         found.append(_output(from_base58(text), text, amount))
     for text, amount in (document.avvm_distr or {}).items():
         if magic is None:
-            raise ValueError("vouchers (avvmDistr) but no protocolMagic")
+            raise ValueError("the file has vouchers (avvmDistr), but no protocolMagic")
         found.append(_output(redeem_address(_voucher_key(text), magic), text, amount))
     for text, amount in (document.initial_funds or {}).items():
         found.append(_output(bytes.fromhex(text), text, amount))
@@ -163,7 +167,7 @@ def _output(address: bytes, text: str, amount: str | int) -> GenesisOutput:
 def _voucher_key(text: str) -> bytes:
     key = urlsafe_b64decode(text)
     if len(key) != 32:
-        raise ValueError(f"the voucher {text} has {len(key)} bytes, not 32")
+        raise ValueError(f"the voucher {text} has {len(key)} bytes, expected 32")
     return key
 
 

@@ -28,7 +28,7 @@ _USUAL_FLAT, _USUAL_NESTED = _usual_headers()
 
 
 def read_header(buf: bytes, at: int) -> tuple[int, int, bytes | None, Issuer | None, int]:
-    """Return height, slot, the hash of the block before (None: there is none), the issuer, and where the header ends.
+    """Return height, slot, the hash of the block before (None if there is none), the issuer, and where the header ends.
 
     Most blocks of a chain are little more than their header, so its usual form is found in one step.
     """

@@ -245,7 +245,7 @@ class OgmiosChain:
     # --- vouchers ------------------------------------------------------------------------------------------------
 
     async def _vouchers_before(self, block: BlockApplied, here: Place | None) -> VoucherHistory | None:
-        """Return the vouchers that are live before a block; None: it is behind the boundary, they matter no more.
+        """Return the vouchers that are unspent before a block; None after the boundary, where they do not matter.
 
         No server reports them, but the chain can be read once more.
         """
@@ -256,7 +256,7 @@ class OgmiosChain:
         vouchers = VoucherHistory(() if self._genesis is None else self._genesis.outputs)
         if here is not None:
             self._notice(
-                f"reading the chain up to height {here.height} once more, for the vouchers that are live there"
+                f"reading the chain up to height {here.height} again to find the vouchers that are unspent there"
             )
             await self._read_again(None, here, vouchers)
         return vouchers

@@ -25,10 +25,10 @@ def from_text(text: str) -> bytes:
     if not separator or prefix not in _PREFIXES:
         return from_base58(text, _LONGEST)
     if len(text) > _LONGEST:
-        raise ValueError(f"{len(text)} characters are no address")
+        raise ValueError(f"{len(text)} characters are not an address")
     decoded = bech32.decode(text)
     if decoded.constant != bech32.BECH32:
-        raise ValueError("its checksum is that of bech32m, and Cardano has bech32")
+        raise ValueError("its checksum is bech32m, but Cardano uses bech32")
     if not decoded.length:
-        raise ValueError("nothing between prefix and checksum")
+        raise ValueError("there is no data between prefix and checksum")
     return bech32.data(decoded.number, decoded.length)

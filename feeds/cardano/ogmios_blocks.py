@@ -35,7 +35,7 @@ _WHOLE = ("82", "83", _FOUR_PARTS)
 
 
 def decode_block(block: Block, network: Network, before_slot: int | None = None) -> BlockApplied:
-    """Return the content of a block. `before_slot` is that of the block before; None: there is none.
+    """Return the content of a block. `before_slot` is that of the block before, None if there is none.
 
     It determines the slot of a boundary block, which opens the next epoch and has the slot of the first block after it.
 
@@ -52,7 +52,7 @@ def decode_block(block: Block, network: Network, before_slot: int | None = None)
         epoch = slot // network.byron_epoch_slots
         time = int(network.start + slot * network.byron_slot_s)
     if block.height > FAR_AWAY or slot > FAR_AWAY:
-        raise MessageError(f"no chain has a block of height {block.height} and slot {slot}", ".height")
+        raise MessageError(f"height {block.height} and slot {slot} are too large for a block", ".height")
     given = () if isinstance(block, Boundary) else block.transactions
     return BlockApplied(
         height=block.height,
@@ -78,7 +78,7 @@ def _transaction(given: OgmiosTransaction, era: str) -> Tx:
     if not valid and era in _WITHOUT_FAILURES:
         raise MessageError(f"a transaction of {era} cannot spend its collateral", ".spends")
     if given.sub_transactions:
-        raise MessageError("transactions inside of transactions are not understood", ".subTransactions")
+        raise MessageError("nested transactions are not supported", ".subTransactions")
     back = given.collateral_return
     return Tx(
         txid=unhex(given.id, ".id", 32),
@@ -105,11 +105,11 @@ def _size(cbor: str) -> int | None:
 
 
 def _datum(digest: str, given: str) -> bytes:
-    """Return a datum, which has to have the hash that it is listed under: else it could never be found."""
+    """Return a datum, which must have the hash that it is listed under: else it could never be found."""
     wanted, place = unhex(digest, ".datums[...]", 32), f".datums.{digest}"
     datum = unhex(given, place)
     if blake2b(datum, digest_size=32).digest() != wanted:
-        raise MessageError("a datum that does not have its hash", place)
+        raise MessageError("the datum does not match its hash", place)
     return datum
 
 
@@ -123,7 +123,7 @@ def _outpoints(given: Sequence[OgmiosReference], place: str) -> list[OutPoint]:
 
 def _outpoint(given: OgmiosReference) -> OutPoint:
     if given.index > _MAX_INDEX:
-        raise MessageError(f"{given.index} is too large here", ".index")
+        raise MessageError(f"index {given.index} is too large", ".index")
     return unhex(given.transaction.id, ".transaction.id", 32), given.index
 
 
@@ -138,7 +138,7 @@ def _output(given: OgmiosOutput) -> Output:
             return Output(address, value, assets)
         return Output(address, value, assets, unhex(given.datum_hash, ".datumHash", 32))
     if given.datum_hash is not None and given.datum is not None:
-        raise MessageError("an output with a datum and the hash of one", ".datum")
+        raise MessageError("an output has both a datum and a datum hash", ".datum")
     script, script_hash = (None, None) if given.script is None else _at(".script", read_script, given.script)
     return Output(
         address,
@@ -152,10 +152,10 @@ def _output(given: OgmiosOutput) -> Output:
 
 
 def _value(given: dict[str, dict[str, int]]) -> tuple[int, list[Asset]]:
-    """Return coin and assets; a quantity of zero is no asset."""
+    """Return coin and assets; an asset with quantity 0 is left out."""
     ada = given.get("ada")
     if ada is None or list(ada) != ["lovelace"]:
-        raise MessageError("a value without `ada`, in `lovelace` alone", ".value")
+        raise MessageError("the value has no `ada` with only `lovelace` in it", ".value")
     assets: list[Asset] = []
     if len(given) > 1:
         for policy, names in given.items():
@@ -176,7 +176,7 @@ def _add_assets(policy: str, names: dict[str, int], assets: list[Asset]) -> None
 
 def _amount(number: int, place: str) -> int:
     if not 0 <= number <= _MAX_AMOUNT:
-        raise MessageError(f"{number} is no amount", place)
+        raise MessageError(f"{number} is not an amount", place)
     return number
 
 
@@ -185,7 +185,7 @@ def _each(read: Callable[[T], U], given: Sequence[T], place: str) -> list[U]:
     made: list[U] = []
     try:
         for each in given:
-            made.append(read(each))  # noqa: PERF401 - how many there are says where an error is
+            made.append(read(each))  # noqa: PERF401 - the count is the position of an error
     except MessageError as error:
         raise error.inside(f"{place}[{len(made)}]") from None
     return made

@@ -47,7 +47,7 @@ def unhex(text: str, place: str, size: int | None = None) -> bytes:
     if len(found) * 2 != len(text):
         raise MessageError("not hex", place)
     if size is not None and len(found) != size:
-        raise MessageError(f"{len(found)} bytes, not {size}", place)
+        raise MessageError(f"{len(found)} bytes, expected {size}", place)
     return found
 
 
@@ -95,7 +95,7 @@ class Ada(Struct, frozen=True, gc=False):
 
 
 class Signature(Struct, frozen=True, gc=False, tag_field="clause", tag="signature", forbid_unknown_fields=True):
-    """The holder of a key has to sign."""
+    """The holder of a key must sign."""
 
     key: str = field(name="from")
 
@@ -266,7 +266,7 @@ class Backward(Struct, frozen=True, gc=False, tag_field="direction", tag="backwa
 
 
 class Fault(Struct, frozen=True):
-    """Why there is no result."""
+    """The error, if there is no result."""
 
     code: int
     message: str = ""
@@ -305,9 +305,9 @@ def read(decoder: msgspec.json.Decoder[_Answer[T]], raw: bytes, number: int) -> 
     if answer.error is not None:
         raise ServerFault(answer.error)
     if answer.id not in (None, number):
-        raise MessageError(f"this answers request {in_a_line(repr(answer.id))}, not {number}", ".id")
+        raise MessageError(f"this is the answer to request {in_a_line(repr(answer.id))}, expected {number}", ".id")
     if answer.result is None:
-        raise MessageError("an answer with neither result nor error; Ogmios has been different before version 6")
+        raise MessageError("the answer has neither result nor error; this feed needs Ogmios 6 or later")
     return answer.result
 
 

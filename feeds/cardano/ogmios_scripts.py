@@ -40,7 +40,7 @@ def read_script(script: Script) -> tuple[bytes, bytes]:
     elif script.json is not None and not language:
         body = bytes((0x82, language)) + _encoded(script.json)
     else:
-        raise MessageError(f"a script of {script.language} without its bytes", ".cbor")
+        raise MessageError(f"a script of {script.language} has no bytes", ".cbor")
     try:
         return body, script_hash(body)
     except CborError as error:

@@ -155,7 +155,7 @@ async def _connect(url: str, name: str) -> ClientConnection:
     except InvalidStatus as error:
         status = error.response.status_code
         kind = Away if status >= _SERVER_FAILS else SourceError
-        raise kind(f"{name}: the server answers with HTTP status {status}") from None
+        raise kind(f"{name}: the server answered with HTTP status {status}") from None
     except ssl.SSLCertVerificationError as error:
         raise SourceError(f"{name}: the server's certificate: {error.verify_message}") from None
     except InvalidHandshake as error:
@@ -165,7 +165,7 @@ async def _connect(url: str, name: str) -> ClientConnection:
     except OSError as error:
         raise Away(f"{name}: {error.strerror or error}") from None
     except (InvalidURI, ValueError):
-        raise SourceError(f"{name}: not the address of a WebSocket, like ws://127.0.0.1:1337") from None
+        raise SourceError(f"{name}: not a WebSocket URL, such as ws://127.0.0.1:1337") from None
 
 
 def shown(url: str) -> str:

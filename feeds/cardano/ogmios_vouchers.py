@@ -12,7 +12,7 @@ from handlers.events import BlockApplied, GenesisOutput, OutPoint, Tx
 
 
 class VoucherHistory:
-    """The vouchers that are live at a block, with what it takes to know them at an earlier one.
+    """The vouchers that are unspent at a block, with the data to determine them at an earlier one.
 
     That is little: of all blocks before Allegra only the transactions that ever moved one, some thousands on mainnet.
     """

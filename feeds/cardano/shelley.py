@@ -103,7 +103,7 @@ def _outpoints(buf: bytes, at: int) -> tuple[list[OutPoint], int]:
 def after_set_tag(buf: bytes, at: int) -> int:
     """Return where the array of a set begins, whose tag begins at `at`."""
     if buf[at : at + 3] != b"\xd9\x01\x02":
-        raise BlockError(f"not a set (tag {_SET_TAG})", at)
+        raise BlockError(f"tag {_SET_TAG} of a set is missing", at)
     return at + 3
 
 
@@ -174,7 +174,7 @@ def _map_output(buf: bytes, at: int) -> tuple[Output, int]:
             script_at, at = embedded(buf, at)
             script = buf[script_at:at]
         else:
-            raise BlockError(f"an output has a field {key}", at - 1)
+            raise BlockError(f"an output has an unknown field, {key}", at - 1)
     if address is None or value is None:
         raise BlockError("an output lacks address or value", begin)
     if script is None:
@@ -183,7 +183,7 @@ def _map_output(buf: bytes, at: int) -> tuple[Output, int]:
 
 
 def _value(buf: bytes, at: int) -> tuple[int, list[Asset], int]:
-    """Return coin and assets; a quantity of zero is no asset."""
+    """Return coin and assets; an asset with quantity 0 is left out."""
     if buf[at] < 0x1C:
         coin, at = uint(buf, at)
         return coin, [], at
@@ -248,6 +248,6 @@ def _datum(buf: bytes, at: int) -> tuple[bytes | None, bytes | None, int]:
         digest, at = sized_bytes(buf, at, 32, "a datum hash")
         return digest, None, close(buf, at, count, "a datum option")
     if kind != 1:
-        raise BlockError(f"a datum option of kind {kind}", at)
+        raise BlockError(f"a datum option of unknown kind {kind}", at)
     begin, at = embedded(buf, at)
     return None, buf[begin:at], close(buf, at, count, "a datum option")

@@ -15,7 +15,7 @@ def read_transaction(raw: bytes) -> Tx:
     """Return a transaction, with its bytes.
 
     Raises:
-        BlockError: the bytes are none.
+        BlockError: the bytes are not a transaction.
     """
     try:
         count, at = fields(raw, 0, 3, 4, what="a transaction")
@@ -26,7 +26,7 @@ def read_transaction(raw: bytes) -> Tx:
             valid, at = raw[at] == _TRUE, at + 1
         end = close(raw, skip(raw, at), count, "a transaction")
     except IndexError:
-        raise BlockError("the transaction is cut short", len(raw)) from None
+        raise BlockError("the transaction is cut off", len(raw)) from None
     except CborError as error:
         raise BlockError.of(error) from None
     if end != len(raw):

@@ -19,12 +19,12 @@ def read_witnesses(buf: bytes, at: int, sizes: list[int]) -> tuple[list[list[byt
     """
     count, at = array(buf, at)
     if count not in (INDEFINITE, len(sizes)):
-        raise BlockError(f"{count} witness sets for {len(sizes)} transactions", at)
+        raise BlockError(f"{count} witness sets, but {len(sizes)} transactions", at)
     datums: list[list[bytes]] = []
     found: list[bytes]
     for index in range(len(sizes)):
         if count < 0 and buf[at] == BREAK:
-            raise BlockError(f"{index} witness sets for {len(sizes)} transactions", at)
+            raise BlockError(f"{index} witness sets, but {len(sizes)} transactions", at)
         if buf[at] == 0xA1 and buf[at + 1] < _DATUMS:  # one entry, and not that of the datums
             found, end = [], skip(buf, at)
         else:

@@ -40,11 +40,11 @@ class Alive:
         return self._any(records["number"], outputs_in(records["counts"]))
 
     def revivable(self, numbers: Numbers) -> Flags:
-        """Return which outputs live, or were spent in a block that may be rolled back."""
+        """Return which outputs are unspent, or were spent in a block that may be rolled back."""
         return self._live.has(numbers) | self._recent.spent.has(numbers)
 
     def _any(self, first: Numbers, outputs: Numbers) -> Flags:
-        """Return which transactions may be rolled back, or have outputs that live or may live again."""
+        """Return which transactions may be rolled back, or have outputs that are unspent or restorable."""
         alive = first >= self._reachable
         some = np.flatnonzero(~alive & (outputs > 0))
         if len(some):

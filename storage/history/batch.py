@@ -176,7 +176,7 @@ class Batch:
         return pairs
 
     def inside(self, local: Numbers) -> Numbers:
-        """Return the output of the batch that each input names, -1 where there is none that can be spent."""
+        """Return the output of the batch that each input names, -1 if there is no such output that can be spent."""
         numbers = np.full(len(local), -1, np.int64)
         there = np.flatnonzero(local >= 0)
         txs = local[there]

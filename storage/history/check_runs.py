@@ -71,23 +71,23 @@ def check_lists(view: View) -> Iterator[str]:
             yield from _merging(kind, manifest.runs, merge)
         yield from _counting(kind, manifest)
         if len({merge.level for merge in manifest.merges}) < len(manifest.merges):
-            yield f"several merges of {kind} are under way at one level"
+            yield f"several merges of {kind} are in progress at one level"
     for run in view.runs():
         if run not in owners:
-            yield f"there are values of run {run}, which no index has"
+            yield f"run {run} has values, but no index lists it"
     for run in sorted(filters.runs(view.txn, view.tables[FILTER]) - filtered):
-        yield f"there is a filter of run {run}, which the index of transaction ids does not have"
+        yield f"run {run} has a filter, but index txid does not list it"
 
 
 def _ranges(view: View, kind: str, listed: list[Run]) -> Iterator[str]:
     below, size = 0, _size(view, kind)
     for run in listed:
         if not below <= run.low < run.high <= size:
-            yield f"run {run.id} of {kind} has the range {run.low} to {run.high}, between {below} and {size}"
+            yield f"run {run.id} of {kind} has the range {run.low} to {run.high}, which is not inside {below} to {size}"
         if not 0 < run.entries <= run.room or run.level < 0:
-            yield f"run {run.id} of {kind} counts {run.entries} entries of {run.room} on level {run.level}"
+            yield f"run {run.id} of {kind} counts {run.entries} entries of at most {run.room}, on level {run.level}"
         if run.lived > run.entries:
-            yield f"run {run.id} of {kind} counts {run.lived} living entries of {run.entries}"
+            yield f"run {run.id} of {kind} counts {run.lived} live entries, but only {run.entries} entries"
         below = run.high
 
 
@@ -96,23 +96,24 @@ def _merging(kind: str, listed: list[Run], merge: Merge) -> Iterator[str]:
     place = ids.index(merge.inputs[0]) if merge.inputs and merge.inputs[0] in ids else len(ids)
     inputs = listed[place : place + len(merge.inputs)]
     if not inputs or [run.id for run in inputs] != merge.inputs:
-        yield f"the merge of {kind} reads runs {merge.inputs}, which are not neighbours in {ids}"
+        yield f"the merge of {kind} reads runs {merge.inputs}, which are not adjacent in the list {ids}"
     elif {run.level for run in inputs} != {merge.level}:
-        yield f"the merge of {kind} reads runs of other levels than its own"
+        yield f"the merge of {kind} on level {merge.level} reads runs of levels {sorted({run.level for run in inputs})}"
     elif len(inputs) == 1 and inputs[0].lived == inputs[0].entries:
-        yield f"the merge of {kind} rewrites run {inputs[0].id}, of which no entry is dead"
+        yield f"the merge of {kind} rewrites run {inputs[0].id}, which has no dead entry"
     elif merge.room != (living := sum(run.lived for run in inputs)):
-        yield f"the merge of {kind} was made for {merge.room} entries, {living} of its runs live"
+        yield f"the merge of {kind} has space for {merge.room} entries, but its runs have {living} live entries"
     if not 0 <= merge.entries <= merge.room:
-        yield f"the merge of {kind} counts {merge.entries} entries of {merge.room}"
+        yield f"the merge of {kind} counts {merge.entries} entries, but has space for {merge.room}"
 
 
 def _counting(kind: str, manifest: Manifest) -> Iterator[str]:
     count, lows = manifest.count, {run.id: run.low for run in manifest.runs}
     if count.run in lows and count.low != lows[count.run]:
-        yield f"the count of {kind} is at number {count.low}, its run {count.run} begins with {lows[count.run]}"
+        yield f"the count of {kind} begins at number {count.low}, but its run {count.run} at {lows[count.run]}"
     if min(count.values, count.lived) < 0 or (count.run == 0 and max(count.values, count.lived) > 0):
-        yield f"the count of {kind} has {count.lived} in {count.values} values of run {count.run}"
+        counts = f"{count.lived} live entries in {count.values} values"
+        yield f"the count of {kind} has {counts} of run {count.run}, which is impossible"
 
 
 def _size(view: View, kind: str) -> int:
@@ -121,7 +122,7 @@ def _size(view: View, kind: str) -> int:
 
 
 def wanted(view: View, kind: str, entries: Records) -> Flags:
-    """Return which entries an index has to have: those of what lives, may live again, or may be rolled back."""
+    """Return which entries an index must have: those of what is unspent, restorable, or may be rolled back."""
     numbers = entries["number"]
     match kind:
         case "block" | touches.KIND:
@@ -151,14 +152,14 @@ def check_entries(view: View, kind: str, sink: Sink, merging: Sink) -> Iterator[
 
 
 class _Living:
-    """How many entries of a run live, and how many of those in the values that its count has read."""
+    """How many entries of a run are live, and how many of those in the values that its count has read."""
 
     def __init__(self, run: Run, count: Count) -> None:
         self._run, self._count = run, count
         self._all = self._values = self._read = self._counted = 0
 
     def see(self, starts: Numbers, flags: Flags) -> None:
-        """Take the flags of the entries that live in some values, and where each value begins among them."""
+        """Take the flags of live entries in some values, and where each value begins among them."""
         ends = [*starts.tolist(), len(flags)]
         end = ends[min(max(self._count.values - self._values, 0), len(starts))]
         self._all += int(flags.sum())
@@ -166,15 +167,15 @@ class _Living:
         self._values, self._read = self._values + len(starts), self._read + end
 
     def findings(self, kind: str) -> Iterator[str]:
-        """Yield where the list is wrong: entries that were live when they were counted may be dead now."""
+        """Yield contradictions to the list. Entries that were live when they were counted may be dead now."""
         run, count = self._run, self._count
         if self._all > run.lived:
-            yield f"run {run.id} of {kind} has {self._all} living entries, its list says at most {run.lived}"
+            yield f"run {run.id} of {kind} has {self._all} live entries, but its list counts at most {run.lived}"
         if count.values >= max(self._values, 1):
-            yield f"the count of {kind} has read {count.values} values of run {run.id}, which has {self._values}"
+            yield f"the count of {kind} has read {count.values} values of run {run.id}, but the run has {self._values}"
         elif not self._counted <= count.lived <= self._read:
-            found = f"{self._counted} of {self._read} entries live"
-            yield f"the count of {kind} has {count.lived} in {count.values} values of run {run.id}, where {found}"
+            found = f"where {self._counted} of {self._read} entries are live"
+            yield f"the count of {kind} has {count.lived} live ones in {count.values} values of run {run.id}, {found}"
 
 
 def _check_run(
@@ -188,7 +189,7 @@ def _check_run(
             continue
         for at, key in zip(starts.tolist(), keys, strict=True):
             if key != (int(entries["prefix"][at]), int(entries["number"][at])):
-                yield f"{name}: the value from entry {key[0]:016x}/{key[1]} begins with another entry"
+                yield f"{name}: the first entry of the value with key {key[0]:016x}/{key[1]} is another one"
         whole = np.frombuffer(last.tobytes() + entries.tobytes(), record)
         prefixes, numbers = whole["prefix"], whole["number"]
         rising = (prefixes[1:] > prefixes[:-1]) | ((prefixes[1:] == prefixes[:-1]) & (numbers[1:] > numbers[:-1]))
@@ -196,7 +197,7 @@ def _check_run(
             yield f"{name}: its entries are not in order after {int(prefixes[at]):016x}/{numbers[at]}"
         last = entries[-1:]
         for number in entries["number"][entries["number"] < run.low][:_NAMED].tolist():
-            yield f"{name} has number {number}, below {run.low}"
+            yield f"{name} has an entry of number {number}, but its range begins at {run.low}"
         if kind == "txid":
             yield from _filtered(view, run, entries, whole=merge is None or run.id != merge.id)
         inside = np.flatnonzero((entries["number"] >= run.low) & (entries["number"] < run.high))
@@ -207,7 +208,7 @@ def _check_run(
             yield from _unexpected(view, run, entries[inside][~flags[inside]])
         yield from _findings(kind, run, entries[flags], sink, merging, merge)
     if count != run.entries:
-        yield f"{name} has {count} entries, its list says {run.entries}"
+        yield f"{name} has {count} entries, but its list counts {run.entries}"
 
 
 def _findings(kind: str, run: Run, there: Records, sink: Sink, merging: Sink, merge: Merge | None) -> Iterator[str]:
@@ -237,7 +238,7 @@ def _unexpected(view: View, run: Run, entries: Records) -> Iterator[str]:
     """An entry of a transaction that is forgotten leads to no output of another one."""
     counts = revivable_of(view.revivable, entries["number"], entries["outputs"].astype(np.int64))
     for number in entries["number"][counts > 0][:_NAMED].tolist():
-        yield f"run {run.id} of txid leads to number {number}, where outputs of another transaction are"
+        yield f"run {run.id} of txid has an entry for number {number}, where outputs of another transaction are"
 
 
 def _filtered(view: View, run: Run, entries: Records, *, whole: bool) -> Iterator[str]:
@@ -256,13 +257,13 @@ def _filtered(view: View, run: Run, entries: Records, *, whole: bool) -> Iterato
             parts.append(np.zeros(length, np.uint64))
             continue
         if value is None or count_of(value) != length:
-            yield f"part {part} of the filter of run {run.id} is not there, or of another length"
+            yield f"part {part} of the filter of run {run.id} is missing, or has a wrong length"
             return
         parts.append(np.frombuffer(value, "<u8", offset=HEAD_BYTES))
     masks = filters.word_masks(prefixes)
     passed = np.concatenate(parts)[places - first * filters.PART] & masks == masks
     for prefix in prefixes[~passed][:_NAMED].tolist():
-        yield f"the filter of run {run.id} does not let entry {prefix:016x} pass"
+        yield f"the filter of run {run.id} excludes entry {prefix:016x} of the run"
 
 
 def check_filters(view: View) -> Iterator[str]:
@@ -272,16 +273,16 @@ def check_filters(view: View) -> Iterator[str]:
         for part in range(-(-words // filters.PART)):
             value = view.txn.get(_FILTER_KEY.pack(run.id, part), db=view.tables[FILTER])
             if value is None or count_of(value) != min(words - part * filters.PART, filters.PART):
-                yield f"part {part} of the filter of run {run.id} is not there, or of another length"
+                yield f"part {part} of the filter of run {run.id} is missing, or has a wrong length"
 
 
 def explained(view: View, kind: str, sieve: Sieve) -> Iterator[str]:
-    """Name what an index misses, and what it has too much."""
+    """Name the entries that an index lacks, and those that it should not have."""
     for prefix, number, _ in sorted((sieve.expected - sieve.found).keys()):
-        yield f"index {kind} misses {_name(view, kind, number)} under {prefix:016x}"
+        yield f"index {kind} has no entry for {_name(view, kind, number)} under prefix {prefix:016x}"
     for entry in sorted((sieve.found - sieve.expected).keys()):
-        how = "more than once" if entry in sieve.expected else "which is not its own"
-        yield f"index {kind} has {_name(view, kind, entry[1])} under {entry[0]:016x}, {how}"
+        what = "several entries" if entry in sieve.expected else "a wrong entry"
+        yield f"index {kind} has {what} for {_name(view, kind, entry[1])} under prefix {entry[0]:016x}"
 
 
 def _name(view: View, kind: str, number: int) -> str:

@@ -22,10 +22,10 @@ def check_touches(view: View, sink: Sink) -> Iterator[str]:
             continue
         txs = len(stored.txs.within(block.first, block.first + block.numbers))
         if txs != block.txs:
-            yield f"block {ordinal} has {block.txs} transactions, the history has {txs}"
+            yield f"block {ordinal} has {block.txs} transactions, but the history has {txs}"
         outputs = len(stored.outputs.within(block.first, block.first + block.numbers))
         if outputs != block.created:
-            yield f"block {ordinal} created {block.created} outputs, the history has {outputs}"
+            yield f"block {ordinal} created {block.created} outputs, but the history has {outputs}"
         spends = len(stored.log(ordinal))
         if ordinal and spends != block.spent:
-            yield f"block {ordinal} spent {block.spent} outputs, its undo log has {spends}"
+            yield f"block {ordinal} spent {block.spent} outputs, but its undo log has {spends}"

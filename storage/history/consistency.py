@@ -1,7 +1,7 @@
-"""Whether blocks, transactions, outputs, unspent bits and undo logs agree with each other.
+"""Checks that blocks, transactions, outputs, unspent bits and undo logs agree with each other.
 
-Each of these walks reads one table, relies on what earlier ones have found sound, and reports to the indexes' sinks
-what they should have.
+Each of these walks reads one table, relies on what earlier walks have checked, and reports to the sinks of the indexes
+which entries they must have.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from storage.rows import TxFlag
 UNDO_KEY = Packed(">II")
 _NAMED = 20  # of one kind of finding in one array
 _BLOCKS = 10_000  # at a time
+_FAILED = ("is not marked as having a failed transaction", "is marked as having a failed transaction")
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
 
 Sinks = Mapping[str, Sink]
@@ -70,12 +71,12 @@ def check_blocks(view: View) -> Iterator[str]:
         if following is None:
             view.lowest = ordinal
         elif ordinal != following:
-            yield f"block {following} has no row, the next one is {ordinal}"
+            yield f"block {following} has no row; the next row is that of block {ordinal}"
         if block.first != number:
-            yield f"block {ordinal} begins with number {block.first}, the one before it ends at {number}"
+            yield f"block {ordinal} begins with number {block.first}, but the block before it ends at {number}"
         if max(block.txs, block.created) > block.numbers:
             counts = f"{block.txs} transactions and {block.created} outputs"
-            yield f"block {ordinal} has {counts}, but {block.numbers} numbers"
+            yield f"block {ordinal} has {counts}, but only {block.numbers} numbers"
         following, number = ordinal + 1, block.first + block.numbers
         unspent += block.created - block.spent
         firsts.append(block.first)
@@ -84,15 +85,16 @@ def check_blocks(view: View) -> Iterator[str]:
             failed.append(block.failed)
     last = 0 if following is None else following - 1
     if view.lowest > 1:
-        yield f"block 1 has no row, the first one is {view.lowest}"
+        yield f"block 1 has no row; the first row is that of block {view.lowest}"
     if (view.lowest == 0) != (view.txn.get(b"genesis", db=view.meta) is not None):
-        yield "there is a block 0 without a digest of genesis outputs, or such a digest without its block"
+        missing = "the digest of the genesis outputs" if view.lowest == 0 else "block 0, of the genesis outputs,"
+        yield f"{missing} is missing"
     if last != state.tip:
-        yield f"the last block is {last}, the tip is {state.tip}"
+        yield f"the last block is {last}, but the tip is {state.tip}"
     if number != state.next_number:
-        yield f"the last block ends at number {number}, the state continues at {state.next_number}"
+        yield f"the last block ends at number {number}, but the state continues at {state.next_number}"
     if unspent != state.unspent:
-        yield f"the blocks leave {unspent} outputs unspent, the counter says {state.unspent}"
+        yield f"the blocks leave {unspent} outputs unspent, but the state counts {state.unspent}"
     view.block_firsts = np.array(firsts, np.int64)
     view.window = np.array(created, np.int64).reshape(-1, 3)
     view.failed = np.array(failed, np.bool_)
@@ -108,13 +110,13 @@ def check_hashes(view: View, sinks: Sinks) -> Iterator[str]:
 
 
 def check_live(view: View) -> Iterator[str]:
-    """Unspent bits: as many as the state counts, none at a number that no block has."""
+    """Unspent bits: as many as the state counts, and only at numbers of blocks."""
     for key, value in view.scan(LIVE):
         chunk = int.from_bytes(key, "big")
         if not view.live.put(chunk * BITS, value[:-4]):
-            yield f"chunk {chunk} of the unspent bits has some at or above number {view.state.next_number}"
+            yield f"chunk {chunk} of the unspent bits has bits at or above the next number, {view.state.next_number}"
     if (unspent := view.live.count()) != view.state.unspent:
-        yield f"{unspent} outputs are unspent, the counter says {view.state.unspent}"
+        yield f"{unspent} outputs are unspent, but the state counts {view.state.unspent}"
 
 
 def check_tx_order(view: View) -> Iterator[str]:
@@ -134,15 +136,15 @@ def check_tx_order(view: View) -> Iterator[str]:
         for at in _first(inside & (blocks != records["block"])):
             yield f"the transaction at number {number[at]} is in block {blocks[at]}, not in {records['block'][at]}"
         for at in _first(inside & (ends > block_ends[np.maximum(blocks - view.lowest, 0)])):
-            yield f"the transaction at number {number[at]} has outputs beyond its block {blocks[at]}"
+            yield f"the transaction at number {number[at]} has outputs beyond the end of its block, {blocks[at]}"
         flags = records["counts"] & 7
         for at in _first(flags & (TxFlag.INVALID | TxFlag.COLLATERAL_RETURN) == TxFlag.COLLATERAL_RETURN):
-            yield f"the transaction at number {number[at]} has a collateral return, but did not fail"
+            yield f"the transaction at number {number[at]} has a collateral return, but is not marked as failed"
         recent = np.flatnonzero(inside & (number >= view.reachable))
         if len(recent):
             expected = np.concatenate(([window_end], ends[recent][:-1]))
             for at in _first(number[recent] != expected):
-                yield f"the transaction at number {expected[at]} has no record, and may be rolled back"
+                yield f"the transaction at number {expected[at]} has no record, but its block can still be rolled back"
             window_end = int(ends[recent[-1]])
             places = blocks[recent] - state.floor - 1
             counts += np.bincount(places, minlength=len(counts))[: len(counts)]
@@ -150,12 +152,12 @@ def check_tx_order(view: View) -> Iterator[str]:
         view.tx_starts.add(number[inside])
         end = int(ends[-1])
     if window_end != state.next_number:
-        yield f"the transaction at number {window_end} has no record, and may be rolled back"
+        yield f"the transaction at number {window_end} has no record, but its block can still be rolled back"
     for at in _first(counts != view.window[:, 0]):
         declared = view.window[at, 0]
-        yield f"block {state.floor + 1 + at} has {declared} transactions, there are records of {counts[at]}"
+        yield f"block {state.floor + 1 + at} has {declared} transactions, but records of {counts[at]}"
     for at in _first(failed != view.failed):
-        yield f"block {state.floor + 1 + at} records wrongly whether a transaction of it failed"
+        yield f"block {state.floor + 1 + at} {_FAILED[bool(view.failed[at])]}, but its records of transactions differ"
 
 
 def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
@@ -167,7 +169,7 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
         if view.kept_from is not None and view.kept_from <= ordinal <= state.floor:
             continue  # `check_touches` compares it
         if not state.floor < ordinal <= state.tip:
-            yield f"there is an undo log of block {ordinal}, the floor is {state.floor}, the tip is {state.tip}"
+            yield f"block {ordinal} has an undo log, but the floor is {state.floor} and the tip is {state.tip}"
             continue
         if ordinal != at:
             yield from _ended(view, at, count)
@@ -176,7 +178,7 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
         if part == DATUMS and parts:
             parts = DATUMS
         if part != parts:
-            yield f"part {parts} of the undo log of block {ordinal} is missing, the next one is {part}"
+            yield f"part {parts} of the undo log of block {ordinal} is missing; the next part is {part}"
         parts = part + 1
         if part >= DATUMS:
             continue
@@ -192,7 +194,7 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
 
 def _ended(view: View, ordinal: int, count: int) -> Iterator[str]:
     if ordinal > view.state.floor and count != (declared := int(view.window[ordinal - view.state.floor - 1, 2])):
-        yield f"block {ordinal} spent {declared} outputs, its undo log has {count}"
+        yield f"block {ordinal} spent {declared} outputs, but its undo log has {count}"
 
 
 def _spends(view: View, ordinal: int, spends: Records, last: Records, sinks: Sinks) -> Iterator[str]:
@@ -206,10 +208,10 @@ def _spends(view: View, ordinal: int, spends: Records, last: Records, sinks: Sin
         yield f"{name}: output {numbers[at]} was spent by transaction {spenders[at]}, before it was created"
     known = view.tx_starts.has(spenders) & (view.block_of(spenders) == ordinal)
     for at in _first(~known):
-        yield f"{name}: output {numbers[at]} was spent by {spenders[at]}, which is no transaction of this block"
+        yield f"{name}: output {numbers[at]} was spent by transaction {spenders[at]}, which is not in this block"
     chosen = numbers[good & known]
     for at in _first(view.live.has(chosen)):
-        yield f"{name}: output {chosen[at]} was spent, and is unspent"
+        yield f"{name}: output {chosen[at]} was spent, but is unspent"
     seen, times = np.unique(chosen, return_counts=True)
     for at in _first(view.spent.has(seen) | (times > 1)):
         yield f"{name}: output {seen[at]} was spent twice"
@@ -223,7 +225,7 @@ def _spends(view: View, ordinal: int, spends: Records, last: Records, sinks: Sin
 
 
 def check_txs(view: View, sinks: Sinks) -> Iterator[str]:
-    """Transactions: each output that lives or may live again belongs to one, which is found by its id."""
+    """Transactions: each output that is unspent or restorable belongs to one, which is found by its id."""
     low, failed = 0, [np.empty((0, 3), np.int64)]
     for records in view.txs():
         number, outputs = records["number"], outputs_in(records["counts"])
@@ -250,7 +252,7 @@ def _without(view: View, low: int, high: int, number: Numbers, outputs: Numbers)
     for some in view.revivable.numbers(low, high):
         outside = some >= ends[np.searchsorted(number, some, "right")]
         for at in _first(outside):
-            yield f"output {some[at]} is of a transaction that has no record"
+            yield f"the transaction of output {some[at]} has no record"
 
 
 def extra_of(records: Records) -> Words:
@@ -261,7 +263,7 @@ def extra_of(records: Records) -> Words:
 
 
 def revivable_of(revivable: BitSet, first: Numbers, outputs: Numbers) -> Numbers:
-    """Return how many outputs of each transaction live or may live again."""
+    """Return how many outputs of each transaction are unspent or restorable."""
     counts = np.zeros(len(first), np.int64)
     some = np.flatnonzero(outputs > 0)
     if len(some):
@@ -272,7 +274,7 @@ def revivable_of(revivable: BitSet, first: Numbers, outputs: Numbers) -> Numbers
 
 
 def check_outputs(view: View, kinds: list[str], sinks: Sinks) -> Iterator[str]:
-    """Outputs: whatever lives or may live again has a record; its body determines the keys under which it is found."""
+    """Outputs: whatever is unspent or restorable has a record; its body determines the keys under which it is found."""
     low, size = 0, view.state.next_number
     counts = np.zeros(len(view.window), np.int64)
     for records, heap in view.outputs():
@@ -291,7 +293,7 @@ def check_outputs(view: View, kinds: list[str], sinks: Sinks) -> Iterator[str]:
     yield from _missing(view, low, size, np.empty(0, np.int64))
     for at in _first(counts != view.window[:, 1]):
         declared = view.window[at, 1]
-        yield f"block {view.state.floor + 1 + at} created {declared} outputs, there are records of {counts[at]}"
+        yield f"block {view.state.floor + 1 + at} created {declared} outputs, but has records of {counts[at]}"
 
 
 def _missing(view: View, low: int, high: int, there: Numbers) -> Iterator[str]:
@@ -302,7 +304,7 @@ def _missing(view: View, low: int, high: int, there: Numbers) -> Iterator[str]:
 
 
 def _bodies(view: View, records: Records, heap: bytes, alive: Flags, kinds: list[str], sinks: Sinks) -> Iterator[str]:
-    """Read the bodies of outputs that live or may live again, and report their keys to the sinks."""
+    """Read the bodies of outputs that are unspent or restorable, and report their keys to the sinks."""
     some = np.flatnonzero(alive)
     numbers = records["number"][some]
     addresses, extra = bodies(records, heap, some)
@@ -316,7 +318,7 @@ def _bodies(view: View, records: Records, heap: bytes, alive: Flags, kinds: list
             continue
         returns[at] = read.is_collateral_return
         if read.datum is not None and datum_hash(read.datum) != read.datum_hash:
-            yield f"{view.name(int(numbers[at]))} has a datum whose hash it does not name"
+            yield f"{view.name(int(numbers[at]))} has a datum that does not match its datum hash"
     yield from _returns(view, numbers, returns)
     for kind in kinds:
         digests, places = RULES[kind].of_outputs(addresses, extra)
@@ -324,7 +326,7 @@ def _bodies(view: View, records: Records, heap: bytes, alive: Flags, kinds: list
 
 
 def _returns(view: View, numbers: Numbers, returns: Flags) -> Iterator[str]:
-    """Of a transaction that failed there is its collateral return alone, and there is none of any other."""
+    """A failed transaction has its collateral return as its only output; other transactions have none."""
     failed = view.failed_txs
     expected, allowed = np.zeros(len(numbers), np.bool_), np.ones(len(numbers), np.bool_)
     if len(failed):
@@ -334,7 +336,13 @@ def _returns(view: View, numbers: Numbers, returns: Flags) -> Iterator[str]:
         expected = inside & (back == 1) & (numbers == first + outputs - 1)
         allowed = ~inside | expected
     for at in _first(~allowed | (returns != expected)):
-        yield f"{view.name(int(numbers[at]))} is a collateral return, or should be the only one, and is not"
+        if not allowed[at]:
+            what = "has a record, but its transaction failed and did not create it"
+        elif expected[at]:
+            what = "is the collateral return of a failed transaction, but is not marked as one"
+        else:
+            what = "is marked as a collateral return, but its transaction did not fail"
+        yield f"{view.name(int(numbers[at]))} {what}"
 
 
 def _first(flags: Flags) -> list[int]:

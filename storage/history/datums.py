@@ -91,7 +91,7 @@ def search(stored: Stored, digest: bytes) -> Iterator[bytes | None]:
     """Search for the datum with a hash among the outputs under it in the index by datum, the latest first.
 
     Yields None now and then, so that others get a turn, and at last the datum if it is there. It is searched for with
-    outputs that live or may live again, and with the transactions that spent them.
+    outputs that are unspent or restorable, and with the transactions that spent them.
     """
     for numbers in stored.index("datum").descending(stored.prefix(digest)):
         for at in range(0, len(numbers), _READ):
@@ -110,7 +110,7 @@ def _near(stored: Stored, numbers: Numbers) -> Iterator[bytes]:
     found = stored.bodies(there)
     for number in there.tolist():
         if number not in found:
-            raise Damaged(f"output {number} lives, or may live again, but is missing")
+            raise Damaged(f"output {number} is unspent, or may be unspent again, but is missing")
         extra = to_extra(found[number].extra)
         yield from (datum for datum in (extra.inline_datum, extra.datum) if datum is not None)
     for ordinal in {by.block for by in spenders.values()}:

@@ -44,7 +44,7 @@ def _tip(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
     """The last block is the tip, ends where the state continues, and is found by its hash; its undo log is the last."""
     last = _last(txn, tables[BLOCK])
     if last != (state.tip if state.tip or last == 0 else None):
-        yield f"the last block is {last}, the tip is {state.tip}"
+        yield f"the last block is {last}, but the tip is {state.tip}"
         return
     if last is not None:
         yield from _last_block(txn, tables, state, read_block(txn, tables[BLOCK], last))
@@ -54,12 +54,12 @@ def _tip(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
     if kept_from is not None:
         lowest = min(lowest, max(kept_from, 1))  # genesis outputs have none
     if (first, last) != ((lowest, state.tip) if lowest <= state.tip else (None, None)):
-        yield f"there are undo logs of block {first} to {last}, the floor is {state.floor}, the tip is {state.tip}"
+        yield f"blocks {first} to {last} have undo logs, but the floor is {state.floor} and the tip is {state.tip}"
 
 
 def _last_block(txn: Txn, tables: dict[str, Db], state: State, block: Block) -> Iterator[str]:
     if (end := block.first + block.numbers) != state.next_number:
-        yield f"the last block ends at number {end}, the state continues at {state.next_number}"
+        yield f"the last block ends at number {end}, but the state continues at {state.next_number}"
     if Stored(txn, tables).ordinal_of(block.hash) != state.tip:
         yield f"block {state.tip} is not found by its hash {block.hash.hex()}"
     if state.floor < state.tip:
@@ -83,4 +83,4 @@ def _ranges(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
             first = U64.unpack(cursor.key())[0]
             end = first + len(nodes.value(first).there)
         if end != size:
-            yield f"{table} has nodes up to {end}, there should be {size}"
+            yield f"{table} has nodes up to {end}, expected {size}"

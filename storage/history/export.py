@@ -42,7 +42,7 @@ _VALUES = 64  # for each snapshot: some thousand outputs, some milliseconds
 
 
 class Part(NamedTuple):
-    """Live outputs in chain order: of each the place of its transaction's id, its index, its value and its body.
+    """Unspent outputs in chain order: of each the place of its transaction's id, its index, its value and its body.
 
     Ids are 64 digits of `txids` each; address and extra fields are in `heap`, from `starts` over `middles` to
     `ends`.
@@ -111,7 +111,7 @@ class _Reading:
             Damaged: it has another number of outputs than there are.
         """
         if self._found != self._unspent:
-            raise Damaged(f"{self._found} unspent outputs are there, the state counts {self._unspent}")
+            raise Damaged(f"{self._found} unspent outputs have records, but the state counts {self._unspent}")
 
     def _name(self) -> str:
         if self._row is None or self._boundary == 0:
@@ -148,7 +148,7 @@ class _Reading:
         place = np.searchsorted(txs["number"], numbers, "right") - 1
         indexes = numbers - txs["number"][place] if len(txs) else numbers
         if len(numbers) and (not len(txs) or place[0] < 0 or np.any(indexes >= outputs_in(txs["counts"])[place])):
-            raise Damaged(f"an output from number {int(numbers[0])} on is of a transaction that has no record")
+            raise Damaged(f"the transaction of an output from number {int(numbers[0])} on has no record")
         starts = starts[some]
         return Part(
             txs["id"].tobytes().hex(),

@@ -48,7 +48,7 @@ class Filter:
             txn.put(_KEY.pack(self.run, part), seal(len(words), words.tobytes()), db=table)
 
     def complete(self, txn: Txn, table: Db) -> None:
-        """Write the parts that no entry has touched: a reader takes a part that is not there for damage."""
+        """Write the parts that no entry has touched: a reader takes a part that is missing for damage."""
         for part in range(-(-len(self._words) // PART)):
             if txn.get(_KEY.pack(self.run, part), db=table) is None:
                 words = self._words[part * PART : part * PART + PART]
@@ -65,11 +65,11 @@ def stored_part(txn: Txn, table: Db, run: int, room: int, part: int) -> bytes:
     """Return a part of the filter of a run, for a reader.
 
     Raises:
-        Damaged: it is not there, or of another length.
+        Damaged: it is missing, or of another length.
     """
     value = txn.get(_KEY.pack(run, part), db=table)
     if value is None or len(value) != HEAD_BYTES + min(word_count(room) - part * PART, PART) * 8:
-        raise Damaged(f"{_name(run, part)} is not there, or of another length")
+        raise Damaged(f"{_name(run, part)} is missing, or has a wrong length")
     return value
 
 

@@ -1,8 +1,8 @@
 """The history's tables, for the single writer thread: it appends blocks, assigns numbers, and rolls back.
 
 Every output has a running number, and a transaction has that of its first output. A batch of blocks is resolved and
-written at once, with arrays: what each input spends, what lives. A spend is a bit that is cleared and a number in the
-undo log of its block.
+written at once, with arrays: what each input spends, what is unspent. A spend is a bit that is cleared and a number in
+the undo log of its block.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class History:
         for part in parts:
             part.load(txn)
         if (unspent := self.live.count()) != self.state.unspent:
-            raise Damaged(f"{unspent} outputs are unspent, the counter says {self.state.unspent}")
+            raise Damaged(f"{unspent} outputs are unspent, but the state counts {self.state.unspent}")
         self.recent = Recent(self.state.floor + 1, self.state.tip)
         if self.mmr:
             self.mmr.load(txn, self.state.next_number)
@@ -172,7 +172,7 @@ class History:
         self.state.unspent = int(made.spendable.sum())
 
     def _resolve(self, txn: Txn, made: Batch, own: Words) -> Spends:
-        """Find what each input spends: an output of the batch, or one that lives; the first of several counts."""
+        """Find what each input spends: an output of the batch, or an unspent one; the first of several counts."""
         wanted = self.prefixes(made.previous)
         local = made.local(own, wanted)
         numbers = made.inside(local)
@@ -192,7 +192,7 @@ class History:
         return made.spends(numbers, (gone, by))._replace(repeated=repeated.astype(np.int64))
 
     def find_txs(self, txn: Txn, txids: Words, wanted: Words) -> tuple[Numbers, Numbers]:
-        """Return the first output and the count of outputs of stored transactions; -1 where there is none.
+        """Return the first output and the count of outputs of stored transactions; -1 if there is none.
 
         Of several with one id it is the latest. An entry has 96 bits of the id, 64 of them under the store's own keys.
         """
@@ -380,9 +380,9 @@ class History:
         state.tip, state.next_number = target, first
 
     def _check_bodies(self, txn: Txn, numbers: Numbers, spent: dict[int, Numbers]) -> None:
-        """Check that outputs which are to live again are still there."""
+        """Check that outputs which become unspent again still exist."""
         lost = self.output.missing(txn, numbers)
         if len(lost):
             ordinal = next(ordinal for ordinal, some in spent.items() if lost[0] in some)
             home = Stored(txn, self._tables).homes(lost[:1])[int(lost[0])]
-            raise Damaged(f"output {home.txid.hex()}#{home.output}, which block {ordinal} spent, is not there any more")
+            raise Damaged(f"output {home.txid.hex()}#{home.output}, which block {ordinal} spent, is missing")

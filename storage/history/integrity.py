@@ -80,11 +80,12 @@ def check_meta(txn: Txn, view: View) -> Iterator[str]:
         yield str(error)
     else:
         if len(state.keys) != 4 or not all(0 < key < 1 << 64 and key & 1 for key in state.keys):
-            yield "the state has no four keys for prefixes"
+            yield "the keys for prefixes in the state are not four odd numbers"
         if not 0 <= state.floor <= state.tip < 1 << 32:
-            yield f"the rollback floor is {state.floor}, the tip is {state.tip}"
+            yield f"the rollback floor, {state.floor}, is not between 0 and the tip, {state.tip}"
         if not 0 <= state.unspent <= state.next_number <= LARGEST or not 0 <= state.next_run < 1 << 32:
-            yield f"the state counts {state.unspent} outputs of {state.next_number}, and {state.next_run} runs"
+            counts = f"{state.unspent} outputs, {state.next_number} numbers and {state.next_run} runs"
+            yield f"the state counts {counts}, which is impossible"
         last_run = state.next_run
     for key, value in txn.cursor(view.tables[META]):
         if key.startswith(_RUNS) and (kind := key[len(_RUNS) :].decode(errors="replace")) in KINDS:
@@ -95,28 +96,28 @@ def check_meta(txn: Txn, view: View) -> Iterator[str]:
                 continue
             for run in listed:
                 if not 0 < run <= last_run:  # the next run would have the same key
-                    yield f"run {run} of {kind} has a number above the last one, {last_run}"
+                    yield f"run {run} of {kind} is not between 1 and the last run, {last_run}"
         elif key in _SINGLE:
             try:
                 yield from _single(key, check_row(value, f"the row {key.decode()} of utxo_meta"))
             except Damaged as error:
                 yield str(error)
         elif key not in (FORMAT_KEY, STATE):
-            yield f"utxo_meta has a row {key!r}, which nothing has written"
+            yield f"utxo_meta has an unknown row, {key!r}"
 
 
 def _single(key: bytes, value: bytes) -> Iterator[str]:
-    """Yield what is wrong with what a single row of the meta table says."""
+    """Yield what is wrong with a single row of the meta table."""
     if key == b"genesis" and len(value) != 32:
-        yield f"the digest of the genesis outputs has {len(value)} bytes"
+        yield f"the digest of the genesis outputs has {len(value)} bytes, expected 32"
     elif key == b"store" and value != b"mmr":
-        yield f"the kind of the store is {value!r}"
+        yield f"the kind of the store is {value!r}, expected b'mmr'"
     elif key == touches.FROM and len(value) != 4:
-        yield f"the first block of the history has {len(value)} bytes"
+        yield f"the number of the first block of the history has {len(value)} bytes, expected 4"
     elif key == THIN_AT and len(value) != 8:
-        yield f"the position of the next node to examine for deletion has {len(value)} bytes"
+        yield f"the position of the next node to examine for deletion has {len(value)} bytes, expected 8"
     elif key == INDEXES and not set(value.decode(errors="replace").split(",")) <= {"", *RULES, touches.KIND}:
-        yield f"the list of indexes is {value!r}"
+        yield f"the list of indexes has an unknown name: {value!r}"
 
 
 def _block(key: bytes, raw: bytes) -> None:
@@ -125,8 +126,10 @@ def _block(key: bytes, raw: bytes) -> None:
         block = _read_block(check_row(raw, what))
     except msgspec.DecodeError as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
-    if len(block.hash) != 32 or min(block.first, block.numbers, block.txs, block.created, block.spent) < 0:
-        raise Damaged(f"{what} has a hash of {len(block.hash)} bytes, or counts less than nothing")
+    if len(block.hash) != 32:
+        raise Damaged(f"{what} has a hash of {len(block.hash)} bytes, expected 32")
+    if (least := min(block.first, block.numbers, block.txs, block.created, block.spent)) < 0:
+        raise Damaged(f"{what} has a negative count, {least}")
 
 
 def _records(record: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes], None]:
@@ -138,16 +141,16 @@ def _records(record: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes
         check(value, name)
         count, space = count_of(value), len(value) - HEAD_BYTES
         if count == 0 or count * record.itemsize > space:
-            raise Damaged(f"{name} has {len(value)} bytes for {count} records")
+            raise Damaged(f"{name} has {len(value)} bytes, which is not the length of {count} records")
         records = np.frombuffer(value, record, count, HEAD_BYTES)
         numbers = records["number"]
         if int(numbers[0]) != first:
-            raise Damaged(f"{name} begins with number {int(numbers[0])}")
+            raise Damaged(f"{name} begins with number {int(numbers[0])}, not with that of its key")
         if np.any(numbers[1:] <= numbers[:-1]) or not 0 <= first <= int(numbers[-1]) < LARGEST:
             raise Damaged(f"the numbers of {name} do not ascend")
         left = space - count * record.itemsize - (int(records["length"].sum(dtype=np.int64)) if heap else 0)
         if left or (heap and np.any(records["address"] > records["length"])):
-            raise Damaged(f"the bodies in {name} do not have the lengths in its records")
+            raise Damaged(f"the bodies in {name} do not have the lengths that its records state")
 
     return check_value
 
@@ -160,7 +163,7 @@ def _spends(key: bytes, value: bytes) -> None:
     name = f"part {part} of the undo log of block {ordinal}"
     check(value, name)
     if len(value) != HEAD_BYTES + count_of(value) * SPEND.itemsize:
-        raise Damaged(f"{name} has {len(value)} bytes for {count_of(value)} spends")
+        raise Damaged(f"{name} has {len(value)} bytes, which is not the length of {count_of(value)} spends")
 
 
 def _entries(key: bytes, value: bytes) -> None:
@@ -169,9 +172,9 @@ def _entries(key: bytes, value: bytes) -> None:
     check(value, name)
     count = count_of(value)
     if count == 0 or len(value) - HEAD_BYTES not in (count * ENTRY.itemsize, count * TXID_ENTRY.itemsize):
-        raise Damaged(f"{name} has {len(value)} bytes for {count} entries")
+        raise Damaged(f"{name} has {len(value)} bytes, which is not the length of {count} entries")
     if value[HEAD_BYTES : HEAD_BYTES + ENTRY.itemsize] != Packed("<QQ").pack(prefix, number):
-        raise Damaged(f"{name} begins with another entry")
+        raise Damaged(f"the first entry of {name} is another one")
 
 
 def _filter(key: bytes, value: bytes) -> None:
@@ -179,7 +182,7 @@ def _filter(key: bytes, value: bytes) -> None:
     name = f"part {part} of the filter of run {run}"
     check(value, name)
     if len(value) != HEAD_BYTES + count_of(value) * 8:
-        raise Damaged(f"{name} has {len(value)} bytes for {count_of(value)} words")
+        raise Damaged(f"{name} has {len(value)} bytes, which is not the length of {count_of(value)} words")
 
 
 def _nodes(key: bytes, value: bytes) -> None:

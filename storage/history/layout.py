@@ -112,7 +112,7 @@ class Extra(Struct, array_like=True, frozen=True):
     datum: bytes | None = None
 
     def body(self, address: bytes, value: int) -> Body:
-        """Return the whole output; a datum that is only known from witnesses is no part of it."""
+        """Return the whole output; a datum from witnesses is not part of it."""
         return Body(
             address,
             value,
@@ -245,7 +245,7 @@ def stored_state(txn: Txn, meta: Db) -> State:
 
 
 def meta_row(txn: Txn, meta: Db, key: bytes) -> bytes | None:
-    """Return what a single row of the meta table says, None where it is not there.
+    """Return the value of a single row of the meta table, None if it is missing.
 
     Raises:
         Damaged: it is not as it was written.

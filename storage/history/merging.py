@@ -18,7 +18,7 @@ from storage.history.layout import Flags, Records
 from storage.history.runs import Count, Index, Keep, Manifest, Merge, Run
 
 FANOUT = 8
-_REWRITTEN = 2  # a run is rewritten when at most one entry in this many lives
+_REWRITTEN = 2  # a run is rewritten when at most one entry in this many is live
 _READ = 256  # values that are counted at a time
 _BEYOND = 1 << 64
 

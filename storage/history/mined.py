@@ -1,7 +1,7 @@
 """The transactions of the chain, read from its tables: the implementation of `storage.chain_txs`.
 
 One snapshot serves a read or write transaction while that is the last one used; the writer of the
-chain's tables has to invalidate it (`forget`).
+chain's tables must invalidate it (`forget`).
 """
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ class MinedStore:
             kept = records["number"] >= reads.stored.reachable
             kept |= _any(history.live.has, records["number"], outputs_in(records["counts"]))
             self._resolved.update((found.txid, found) for found in _listed(records.compress(kept)))
-        # What has no output that lives is left to `find`, which checks whether one may live again.
+        # What has no unspent output is left to `find`, which checks whether one is restorable.
 
     # --- look-up -------------------------------------------------------------------------------------------------
 
     def find(self, txn: Txn, txid: bytes) -> ChainTx | None:
-        """Return a transaction, the latest of its id, while it has outputs that live or a rollback may reach it."""
+        """Return a transaction, the latest of its id, while it has unspent outputs or a rollback may reach it."""
         if txid in self._resolved:
             return self._resolved[txid]
         found = self._at(txn).stored.find_tx(txid)
@@ -246,7 +246,7 @@ class MinedStore:
         apart = own & ~np.isin(homes, txs["number"])  # the output's transaction stays, or becomes a ghost
         numbers = distinct(back.spends["number"][apart])
         if len(there := reads.stored.bodies(numbers)) < len(numbers):
-            raise Damaged(f"output {next(at for at in numbers.tolist() if at not in there)} is not there")
+            raise Damaged(f"output {next(at for at in numbers.tolist() if at not in there)} is missing")
         for n in range(len(back.blocks) - 1, -1, -1):
             block, ordinal = back.blocks[n], back.target + 1 + n
             mine = txs[slice(*np.searchsorted(txs["block"], [ordinal, ordinal + 1]))]

@@ -133,7 +133,7 @@ class MountainRanges:
     def thin(self, txn: Txn, reachable: int, blocks: int, revivable: Callable[[Numbers], Flags]) -> int:
         """Examine some values in turn, and delete nodes above dead outputs only; return how many were deleted.
 
-        Only outputs below `reachable` can be permanently dead; `revivable` says which of them live or may live again.
+        Only outputs below `reachable` can be permanently spent; `revivable` has those that are unspent or restorable.
         """
         width, gone = self._nodes.per_value, 0
         end = size_of(reachable) // width * width
@@ -179,10 +179,10 @@ class StoredMmr:
         return Roots(size, leaves, outputs, bits, mmr.state_root(size, outputs, bits))
 
     def path(self, txn: Txn, number: int) -> Path:
-        """Return the way from an output that lives or may live again.
+        """Return the path from an output that is unspent or restorable.
 
         Raises:
-            Damaged: something of it is not there.
+            Damaged: something of it is missing.
         """
         leaves, chunk = self.count(txn), number // BITS
         siblings = mmr.prove(size_of(leaves), number, self.nodes(txn).read)

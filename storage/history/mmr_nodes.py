@@ -57,7 +57,7 @@ def unpack(raw: bytes, first: int) -> Value:
     """Return the value under a position.
 
     Raises:
-        Damaged: its checksum is another one, or it is no such value.
+        Damaged: the checksum differs, or it is not such a value.
     """
     what = f"the value of the nodes from {first} on"
     check(raw, what)
@@ -68,7 +68,7 @@ def unpack(raw: bytes, first: int) -> Value:
         mask = np.frombuffer(raw, np.uint8, min(begin, len(raw)) - HEAD_BYTES, HEAD_BYTES)
         there = np.unpackbits(mask, bitorder="little")[:count].astype(np.bool_)
     if len(there) != count or len(raw) != begin + int(there.sum()) * HASH_BYTES:
-        raise Damaged(f"{what} has another length than it says")
+        raise Damaged(f"{what} has a wrong length")
     return Value(there, np.frombuffer(raw, np.uint8, offset=begin).reshape(-1, HASH_BYTES))
 
 
@@ -95,7 +95,7 @@ class StoredNodes:
         self._values.pop(first, None)
 
     def find(self, position: int) -> bytes | None:
-        """Return a node, None where there is none."""
+        """Return a node, None if there is none."""
         place = position % self.per_value
         return self.value(position - place).at(place)
 
@@ -103,12 +103,12 @@ class StoredNodes:
         """Return the hashes of nodes.
 
         Raises:
-            Damaged: one is not there.
+            Damaged: one is missing.
         """
         found = [(position, self.find(position)) for position in positions]
         for position, node in found:
             if node is None:
-                raise Damaged(f"node {position} of a mountain range is not there")
+                raise Damaged(f"node {position} of a mountain range is missing")
         return [node for _, node in found if node is not None]
 
 
@@ -136,7 +136,7 @@ class Nodes:
         """Return the first nodes of a value of which nothing was deleted."""
         value = self.stored(txn).value(first)
         if len(value.there) < count or not value.there.all():
-            raise Damaged(f"of the {count} nodes from {first} on some are not there")
+            raise Damaged(f"some of the {count} nodes from {first} on are missing")
         return value.hashes[:count].tobytes()
 
     def stored(self, txn: Txn) -> StoredNodes:

@@ -1,7 +1,7 @@
 """The check of a store's Merkle mountain ranges: nodes against leaves, leaves against outputs, and bits.
 
-A parent is the hash of its children where both are there. A node that is not there was deleted: then no output below
-its parent lives, or can be made to live again by a rollback.
+A parent is the hash of its children if both exist. A missing node was deleted: then no output below its parent is
+unspent, or can become unspent again by a rollback.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOCAL = 10  # height from which a node is above whole chunks of bits
 
 
 def ranges(store: HistoryStore, txn: Txn) -> Iterator[str]:
-    """Yield what is wrong with the Merkle mountain ranges; nothing where there are none."""
+    """Yield what is wrong with the Merkle mountain ranges; nothing if there are none."""
     if store.mmr is None:
         return
     stored = store.stored(txn)
@@ -55,13 +55,13 @@ def _keys(store: HistoryStore, txn: Txn, leaves: int) -> Iterator[str]:
                 continue
             first = U64.unpack(key)[0]
             if first % nodes.per_value or first >= size:
-                yield f"{name} has a value for the nodes from {first} on, of {size}"
-            elif len(nodes.value(first).there) != min(nodes.per_value, size - first):
-                yield f"the value of {name} from {first} on has {len(nodes.value(first).there)} nodes, of {size} in all"
+                yield f"{name} has a value for the nodes from {first} on, which no value of {size} nodes begins with"
+            elif (count := len(nodes.value(first).there)) != (wanted := min(nodes.per_value, size - first)):
+                yield f"the value of {name} from {first} on has {count} nodes, expected {wanted}"
 
 
 class _Alive:
-    """Which outputs live, or may live again."""
+    """Which outputs are unspent or restorable."""
 
     def __init__(self, store: HistoryStore, stored: Stored, leaves: int) -> None:
         self._live, self.reachable, state = stored.live, stored.reachable, stored.state
@@ -77,7 +77,7 @@ class _Alive:
         return self._live.is_set(number) or (at < len(self._spent) and int(self._spent[at]) == number)
 
     def below(self, last: Numbers, height: int) -> Numbers:
-        """Return how many outputs there are below nodes of one height that live or may live again."""
+        """Return how many outputs there are below nodes of one height that are unspent or restorable."""
         begin = last + 1 - (1 << height)
         found: Numbers = np.searchsorted(self._spent, last, "right") - np.searchsorted(self._spent, begin)
         if height >= _LOCAL:
@@ -98,7 +98,7 @@ def _nodes(alive: _Alive, nodes: StoredNodes, size: int) -> Iterator[str]:
             parent, sibling = family(first + place)
             above = int(last[place]) + (1 << int(heights[place]) if parent == sibling + 1 else 0)
             if parent >= size_of(alive.reachable) or alive.below(np.array([above]), int(heights[place]) + 1)[0]:
-                yield f"node {first + place} of the mountain range is not there, but proofs need it"
+                yield f"node {first + place} of the mountain range is missing, but proofs need it"
 
 
 def _parents(nodes: StoredNodes, positions: Numbers, heights: Numbers) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _parents(nodes: StoredNodes, positions: Numbers, heights: Numbers) -> Iterat
 
 
 def _leaves(stored: Stored, alive: _Alive, nodes: StoredNodes, leaves: Leaves) -> Iterator[str]:
-    """Leaves: that of an output which lives or may live again is the hash of its record."""
+    """Leaves: that of an output which is unspent or restorable is the hash of its record."""
     batch, own = list[tuple[Found, TxFound]](), -1
     for found in _outputs(stored):
         if not alive.has(found.number):
@@ -173,4 +173,4 @@ def _bits(stored: Stored, nodes: StoredNodes, leaves: int) -> Iterator[str]:
         value = nodes.value(first)
         wanted = made[first : first + nodes.per_value]
         if len(value.there) != len(wanted) or not value.there.all() or (value.hashes != wanted).any():
-            yield f"nodes over the bits of outputs, from {first} on, are not the hashes of what is below them"
+            yield f"the nodes over the unspent bits from node {first} on are not the hashes of their children"

@@ -89,7 +89,7 @@ def _script_hashes(extra: Extra) -> Iterable[bytes]:
 
 
 def _sized(given: bytes | None, size: int) -> Iterable[bytes]:
-    """Return a hash as a key; one of another size is no hash, and cannot be queried."""
+    """Return a hash as a key; one of another size is not a hash, and cannot be queried."""
     return () if given is None or len(given) != size else (given,)
 
 

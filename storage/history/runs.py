@@ -44,9 +44,9 @@ Keep = Callable[[Records], Flags]
 
 
 class Run(Struct, array_like=True):
-    """A run in force. Numbers at or above `high` were rolled back and are not there.
+    """A run in force. Numbers at or above `high` were rolled back.
 
-    An entry that is not needed is never needed again, so no more than `lived` of the entries live.
+    An entry that is not needed is never needed again, so no more than `lived` of the entries are live.
     """
 
     id: int
@@ -75,7 +75,7 @@ class Merge(Struct, array_like=True):
 
 
 class Count(Struct, array_like=True):
-    """The run whose living entries are being counted: how many of its values were read, and what lives in these.
+    """The run whose live entries are being counted: how many of its values were read, and how many live ones they have.
 
     Without a run (0) the next one is the first whose numbers begin above `low`.
     """
@@ -308,7 +308,7 @@ class Index:
         """Return the entries of some values of a run, by their places among its values.
 
         Raises:
-            Damaged: they are not there, or not in order; checksums are left to `verify`, which knows all entries.
+            Damaged: they are missing, or not in order; checksums are left to `verify`, which reads all entries.
         """
         entries = np.frombuffer(b"".join(self._raw(txn, run, which)), self.dtype)
         self._check_order(run, np.ascontiguousarray(entries["prefix"]))
@@ -321,7 +321,7 @@ class Index:
         values = txn.cursor(self._table).getmulti(keys.view(f"V{KEY.size}").tolist())
         found = [memoryview(value)[HEAD_BYTES:] for _, value in values]
         if len(found) != len(which) or not all(found):
-            raise Damaged(f"values of run {run} ({self.kind}) are not there")
+            raise Damaged(f"values of run {run} ({self.kind}) are missing")
         return found
 
     def _check_order(self, run: int, prefixes: Words) -> None:

@@ -199,7 +199,7 @@ class HistoryStore:
         """Return a block.
 
         Raises:
-            Damaged: it is not there.
+            Damaged: it is missing.
         """
         return read_block(txn, self.block, ordinal)
 

@@ -147,15 +147,15 @@ class Stored:
         """Return the transaction that an output, or its first one, belongs to.
 
         Raises:
-            Damaged: it is not there.
+            Damaged: it is missing.
         """
         found = self.txs.at_or_before(number)
         if found is None or (tx := to_tx(found[0])).number + max(tx.outputs, 1) <= number:
-            raise Damaged(f"the transaction of output {number} is not there")
+            raise Damaged(f"the transaction of output {number} is missing")
         return tx
 
     def find_tx(self, txid: bytes) -> TxFound | None:
-        """Return the latest transaction of an id, while it has outputs that live or a rollback may reach it."""
+        """Return the latest transaction of an id, while it has unspent outputs or a rollback may reach it."""
         for entry in self.index("txid").find(self.prefix(txid)):
             found = self.txs.get(int(entry["number"]))
             if found is None or found[0]["id"].tobytes() != txid:
@@ -176,7 +176,7 @@ class Stored:
     # --- outputs -------------------------------------------------------------------------------------------------
 
     def output(self, number: int) -> Found | None:
-        """Return an output that lives or may live again."""
+        """Return an output that is unspent or restorable."""
         if not self.live.is_set(number) and self.spender(number) is None:
             return None
         return self.body(number)
@@ -201,7 +201,7 @@ class Stored:
         """Return where outputs belong, by number; each number is there once.
 
         Raises:
-            Damaged: the transaction of one is not there.
+            Damaged: the transaction of one is missing.
         """
         found, size = dict[int, Home](), TX_RECORD.itemsize
         wanted = numbers if isinstance(numbers, list) else numbers.tolist()
@@ -210,14 +210,14 @@ class Stored:
             if number - first < (counts >> 3 or 1):
                 found[number] = Home(txid, number - first, block)
         if len(found) < len(wanted) and (lost := [number for number in wanted if number not in found]):
-            raise Damaged(f"the transaction of output {lost[0]} is not there")
+            raise Damaged(f"the transaction of output {lost[0]} is missing")
         return found
 
     def home_columns(self, numbers: Numbers) -> tuple[Words, Numbers]:
         """Return the ids of the transactions that outputs belong to, and which outputs of them they are.
 
         Raises:
-            Damaged: the transaction of one is not there.
+            Damaged: the transaction of one is missing.
         """
         wanted, back = places_among_distinct(numbers)
         ids, indexes = np.zeros((len(wanted), 4), np.uint64), np.full(len(wanted), -1, np.int64)
@@ -228,7 +228,7 @@ class Stored:
         inside = at < np.maximum(outputs_in(records["counts"]), 1)
         ids[which[inside]], indexes[which[inside]] = records["id"].compress(inside, axis=0), at[inside]
         if len(lost := wanted[indexes < 0]):
-            raise Damaged(f"the transaction of output {int(lost[0])} is not there")
+            raise Damaged(f"the transaction of output {int(lost[0])} is missing")
         return ids.take(back, axis=0), indexes[back]
 
     def spender(self, number: int) -> TxFound | None:
@@ -248,7 +248,7 @@ class Stored:
         return found
 
     def revivable(self, numbers: Numbers) -> Flags:
-        """Return which outputs live or may live again."""
+        """Return which outputs are unspent or restorable."""
         flags = self.live.has(numbers)
         for at in np.flatnonzero(~flags).tolist():
             flags[at] = self.spender(int(numbers[at])) is not None
@@ -259,7 +259,7 @@ def read_block(txn: Txn, table: Db, ordinal: int) -> Block:
     """Return a block.
 
     Raises:
-        Damaged: it is not there, or can't be read.
+        Damaged: it is missing, or can't be read.
     """
     raw = txn.get(_U32.pack(ordinal), db=table)
     if raw is None:
@@ -271,7 +271,7 @@ def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
     """Return what a block spent, in order.
 
     Raises:
-        Damaged: its undo log is not there, or is not as it was written.
+        Damaged: its undo log is missing, or is not as it was written.
     """
     parts, cursor = [], txn.cursor(table)
     if cursor.set_range(_UNDO_KEY.pack(ordinal, 0)):
@@ -286,10 +286,10 @@ def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
 
 
 def read_spent(txn: Txn, table: Db, blocks: Db, ordinal: int) -> Numbers:
-    """Return the numbers of what a block spent, as many as its row says.
+    """Return the numbers of what a block spent, as many as its row counts.
 
     Raises:
-        Damaged: its undo log is not there, or is not whole.
+        Damaged: its undo log is missing, or is not whole.
     """
     numbers: Numbers = read_undo(txn, table, ordinal)["number"]
     if len(numbers) != (count := read_block(txn, blocks, ordinal).spent):

@@ -203,7 +203,7 @@ class StoredIndex:
         """Return the numbers of a prefix in one value, the one before the place `at` in its run."""
         value = self._txn.get(key, db=self._table)
         if value is None:
-            raise Damaged(f"a value of run {KEY.unpack(key)[0]} is not there")
+            raise Damaged(f"a value of run {KEY.unpack(key)[0]} is missing")
         if held.telltales[at] is None and self._held is not None:
             self._held.keep_telltale(held, at, self._entries(key, value)["prefix"])
         there = memoryview(value).cast("Q")

@@ -21,7 +21,7 @@ _SLICE = 1 << 20  # bits that are unpacked at a time
 _MASKS = (1 << np.arange(8)).astype(np.uint8)
 _LARGEST = 16  # ranges that are examined one by one
 
-Entry = tuple[int, int, int]  # prefix, number, and what else an entry says
+Entry = tuple[int, int, int]  # prefix, number, and what else an entry has
 
 
 class BitSet:
@@ -32,7 +32,7 @@ class BitSet:
         self._bytes = np.zeros((size + 7) // 8, np.uint8)
 
     def add(self, numbers: Numbers) -> None:
-        """Add numbers, which have to be below the size."""
+        """Add numbers, which must be below the size."""
         np.bitwise_or.at(self._bytes, numbers >> 3, _MASKS[numbers & 7])
 
     def put(self, first: int, bits: bytes) -> bool:

@@ -23,7 +23,7 @@ KEY = Struct(">Q")
 
 
 class Values:
-    """A table of records, each with its number first; `heap` says that each has `length` bytes next to it."""
+    """A table of records, each with its number first; with `heap` each has `length` bytes of data after the records."""
 
     def __init__(self, table: Db, record: np.dtype[np.void], *, heap: bool) -> None:
         self._table, self._record, self._heap = table, record, heap
@@ -89,7 +89,7 @@ class Values:
         """Return the addresses of outputs.
 
         Raises:
-            Damaged: one is not there.
+            Damaged: one is missing.
         """
         order = np.argsort(numbers)
         found, wanted = [b""] * len(numbers), numbers[order]
@@ -97,7 +97,7 @@ class Values:
             records, heap = self._get(txn, max(value, 0))
             places = np.minimum(np.searchsorted(records["number"], wanted[some]), len(records) - 1)
             if np.any(records["number"][places] != wanted[some]):
-                raise Damaged(f"an output from number {int(wanted[some][0])} on was spent, but is not there")
+                raise Damaged(f"an output from number {int(wanted[some][0])} on was spent, but is missing")
             for at, address in zip(order[some].tolist(), bodies(records, heap, places)[0], strict=True):
                 found[at] = address
         return found
@@ -138,7 +138,7 @@ class Values:
         """Examine some values in turn, and rewrite those with more than half to drop; return how many were dropped.
 
         Values of which little is left are joined with their neighbour. Only records below a number are examined, and
-        no value is read of whose numbers at least half live.
+        a value is not read if at least half of its numbers are live.
         """
         end = int(np.searchsorted(self.firsts, below, "left")) - 1  # the last one may continue above
         at = int(np.searchsorted(self.firsts, self._swept, "left"))
@@ -179,7 +179,7 @@ def unpacked(record: np.dtype[np.void], value: bytes | None, first: int) -> tupl
     """Return the records of the value under a number, and its heap.
 
     Raises:
-        Damaged: it is not there, is not as it was written, or has no such records.
+        Damaged: it is missing, is not as it was written, or has no such records.
     """
     value = intact(record, value, first)
     end = HEAD_BYTES + count_of(value) * record.itemsize
@@ -190,10 +190,10 @@ def intact(record: np.dtype[np.void], value: bytes | None, first: int, checked: 
     """Return the value under a number; a checksum that is known in `checked` is not computed again.
 
     Raises:
-        Damaged: it is not there, is not as it was written, or has no such records.
+        Damaged: it is missing, is not as it was written, or has no such records.
     """
     if value is None:
-        raise Damaged(f"the value of number {first} is not there")
+        raise Damaged(f"the value of number {first} is missing")
     if checked is None or not checked.contains(value, first):
         check(value, f"the value of number {first}")
     if not HEAD_BYTES < HEAD_BYTES + count_of(value) * record.itemsize <= len(value):

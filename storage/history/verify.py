@@ -52,7 +52,7 @@ def verify(
     most: int = MOST,
     leaves: Leaves | None = None,
 ) -> list[str]:
-    """Return what is wrong with the store, at most `most` findings; nothing for a sound one.
+    """Return what is wrong with the store, at most `most` findings; an empty list if it is sound.
 
     Everything is read from a copy, which takes one read transaction for as long as it is made; `quick` reads the store
     itself in one. On the copy undo is tried: every block above the floor is rolled back, and the copy is walked again.
@@ -79,7 +79,7 @@ def verify(
 
 @contextmanager
 def _copied(disk: Disk, place: Path) -> Iterator[Disk]:
-    """Give a copy of the store that may be written to, and throw it away."""
+    """Return a copy of the store that may be written to; it is deleted at the end."""
     with temporary(place) as folder:
         copy_pages(disk, folder / "data.mdb")
         for finding in check_pages(folder / "data.mdb"):
@@ -109,7 +109,7 @@ def _each(walks: Mapping[str, Walk]) -> Iterator[str]:
         try:
             yield from walk()
         except UNREADABLE as error:
-            yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
+            yield f"the {what} cannot be read to the end: {type(error).__name__}: {error}"
 
 
 def _tables(view: View) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _compared(view: View) -> Iterator[str]:
                 pass
             yield from check_runs.explained(view, kind, sieve)
         elif len(merging[kind].different()):
-            yield f"the merge of {kind} has written other entries than those of the runs that it reads"
+            yield f"the merge of {kind} has written entries that differ from those of its runs"
 
 
 def _changes(disk: Disk, view: View, progress: Progress) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _undo(copy: Disk, progress: Progress, before: View, leaves: Leaves | None) -
         for finding in _each({"tables": partial(_tables, after), "mountain ranges": partial(ranges, store, txn)}):
             yield f"after rolling blocks back to {floor}: {finding}"
         if after.live != expected:
-            yield f"after rolling blocks back to {floor}: the unspent outputs are not those of the undo logs"
+            yield f"after rolling blocks back to {floor}: the unspent outputs differ from those in the undo logs"
 
 
 def _roll_back(store: HistoryStore, kinds: list[str], targets: range, txn: Txn) -> None:

@@ -49,7 +49,7 @@ class View:
         self.failed_txs = np.empty((0, 3), np.int64)  # first number, outputs, whether there is a collateral return
 
     def believe_state(self) -> None:
-        """Make space for what is as large as the state says."""
+        """Make space for what is as large as the state requires."""
         self.state = stored_state(self.txn, self.tables[META])
         self.stored = Stored(self.txn, self.tables)
         self._keys = np.array(self.state.keys, np.uint64)
@@ -101,7 +101,7 @@ class View:
             yield records
 
     def outputs(self) -> Iterator[tuple[Records, bytes]]:
-        """Yield the records of outputs, and their bodies one behind the other."""
+        """Yield the records of outputs, and their bodies one after the other."""
         return self._joined(OUTPUT, OUTPUT_RECORD)
 
     def _joined(self, table: str, record: np.dtype[np.void]) -> Iterator[tuple[Records, bytes]]:
@@ -113,7 +113,7 @@ class View:
             yield np.frombuffer(raw, record), b"".join([value[end:] for value, end in pairs])
 
     def run(self, run: int, record: np.dtype[np.void]) -> Iterator[tuple[list[tuple[int, int]], Records, Numbers]]:
-        """Yield the entries of a run, with what the keys of their values say, and where each value begins among them.
+        """Yield the entries of a run, with the keys of their values, and where each value begins among them.
 
         A value whose length is not that of such entries is left out: it has no keys to compare.
         """

@@ -82,7 +82,7 @@ def worded(statement: str, table: str) -> tuple[str, list[str]]:
 
 
 def lock_id(*names: str | int) -> int:
-    """Return a PostgreSQL lock of its own for what the names say, the same in every process."""
+    """Return a PostgreSQL lock for these names, the same in every process."""
     return int.from_bytes(sha256("\0".join(map(str, names)).encode()).digest()[:8], signed=True)
 
 

@@ -41,8 +41,8 @@ class Claim(Struct, frozen=True, gc=False):
 class Settlement(Struct, frozen=True, gc=False):
     """What came of a claim: a final status, or pending again after a delay.
 
-    `error` None leaves the last error, `message` None the domain message. A visit that is no `attempt` leaves no trace
-    in the counters and the history.
+    `error` None leaves the last error, `message` None the domain message. A visit that is not an `attempt` is not
+    recorded in the counters and the history.
     """
 
     claim: Claim

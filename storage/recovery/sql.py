@@ -1,6 +1,6 @@
 """The statements on the recovery tables, common to SQLite and PostgreSQL.
 
-A statement is a template. What the databases say differently they fill in: `{t}` is the name of the table, `{now}` the
+A statement is a template. The databases fill in the parts that differ: `{t}` is the name of the table, `{now}` the
 database's clock, `{ms}` makes an interval of a number of milliseconds. A value is `:name`. A batch of rows is a table
 `b` of one of the kinds in `BATCHES`, whose first column is `id`.
 

@@ -47,7 +47,7 @@ def _mode(path: Path) -> str:
 
 
 def _batch(columns: Iterable[str]) -> str:
-    """Return a batch as a table: the ids come one behind the other, the other columns as a JSON array of rows."""
+    """Return a batch as a table: the ids come one after the other, the other columns as a JSON array of rows."""
     first, *others = columns
     values = "".join(f", value ->> {n} AS {name}" for n, name in enumerate(others))
     return f"(SELECT substr(:ids, key * {_ID_BYTES} + 1, {_ID_BYTES}) AS {first}{values} FROM json_each(:batch)) AS b"
@@ -138,7 +138,7 @@ class SqliteStorage(Storage):
         readonly: bool = False,
         reporter: str | None = None,
     ) -> None:
-        """Take the file; nothing is opened yet. `readonly` is for queries alone: the file has to be there."""
+        """Take the file; nothing is opened yet. `readonly` is for queries alone: the file must be there."""
         super().__init__(reporter)
         self._path, self._readonly, self._clock_ms = path, readonly, clock_ms
         self._uri = f"{path.absolute().as_uri()}?{_mode(path) if readonly else 'mode=rwc'}"

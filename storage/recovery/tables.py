@@ -43,7 +43,7 @@ class Session(Protocol):
         """Whether the session is known to have ended, without a query."""
 
     async def close(self) -> None:
-        """Give up the lock, if it is held. May be called twice."""
+        """Release the lock, if it is held. May be called twice."""
 
 
 Batch = Sequence[tuple[bytes, *tuple[object, ...]]]  # rows of one of the kinds in `sql.BATCHES`
@@ -228,7 +228,7 @@ class Storage(Verbs):
         return await self._each(sql.SETTLE, [_result(each) for each in settlements], reporter=self._reporter)
 
     async def release(self, claims: Sequence[Claim]) -> set[bytes]:
-        """Give back claims that nothing came of: the rows are due at once, as if never claimed."""
+        """Release claims without a result: the rows are due at once, as if they had never been claimed."""
         return await self._each(sql.RELEASE, [_held(claim) for claim in claims], ring=True)
 
     # --- operators -----------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Storage(Verbs):
         return await self.reopen(txids, None, ("dead", "orphan"))
 
     async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
-        """Give up pending, dead and orphan rows: deleted, and to be withdrawn from every store. Returns which."""
+        """Discard pending, dead and orphan rows: deleted, and to be withdrawn from every store. Returns their ids."""
 
         async def steps(verbs: Verbs) -> set[bytes]:
             done = await verbs._each(sql.DISCARD, _keys(txids), message=shortened(message))
@@ -248,7 +248,7 @@ class Storage(Verbs):
         return await self.transact(steps)
 
     async def withdrawals(self, store: str, limit: int) -> list[bytes]:
-        """Return transactions that a store has to withdraw."""
+        """Return transactions that a store must withdraw."""
         return [row[0] for row in await self._statement(sql.WITHDRAWALS, store=store, limit=limit)]
 
     async def withdrawn(self, store: str, txids: Iterable[bytes]) -> None:

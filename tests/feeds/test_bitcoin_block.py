@@ -134,7 +134,7 @@ def test_unspendable_scripts_are_marked(script: bytes, spendable: bool) -> None:
 def test_merkle_roots(transactions: int) -> None:
     txs = [made_coinbase(), *(made_tx([made_input(index=i)], [made_output(i)]) for i in range(1, transactions))]
     assert len(decode_block(made_block(txs), 1).txs) == transactions
-    with pytest.raises(BlockError, match="merkle"):
+    with pytest.raises(BlockError, match="Merkle"):
         decode_block(made_block(txs, root=b"\x01" * 32), 1)
     decode_block(made_block(txs, root=b"\x01" * 32), 1, check_merkle=False)
 
@@ -152,35 +152,35 @@ def with_second(tx: bytes) -> bytes:
 
 
 BROKEN = {
-    "nothing": (b"", "0 bytes are no block"),
-    "only a header": (MIXED[:80], "80 bytes are no block"),
-    "trailing": (MIXED + b"\0", f"1 bytes too many after 3 transactions, from byte {len(MIXED)}"),
-    "too few transactions": (MIXED[:80] + b"\x02" + MIXED[81:], "bytes too many after 2 transactions"),
+    "nothing": (b"", "0 bytes are not a block"),
+    "only a header": (MIXED[:80], "80 bytes are not a block"),
+    "trailing": (MIXED + b"\0", f"1 excess bytes after 3 transactions, from byte {len(MIXED)}"),
+    "too few transactions": (MIXED[:80] + b"\x02" + MIXED[81:], "excess bytes after 2 transactions"),
     "too many transactions": (MIXED[:80] + b"\x04" + MIXED[81:], f"transaction 3 at byte {len(MIXED)} continues after"),
-    "no transactions": (MIXED[:80] + b"\x00" * 100, "99 bytes too many after 0"),
+    "no transactions": (MIXED[:80] + b"\x00" * 100, "99 excess bytes after 0"),
     "cut": (MIXED[:-1], f"transaction 2 at byte {len(MIXED) - len(SEGWIT)} continues after the last byte"),
-    "no coinbase": (made_block([PLAIN]), "transaction 0 at byte 81: the first, and only the first, is a coinbase"),
-    "two coinbases": (with_second(made_coinbase(b"2")), "only the first, is a coinbase"),
+    "no coinbase": (made_block([PLAIN]), "transaction 0 at byte 81: the first one, and no other, must be a coinbase"),
+    "two coinbases": (with_second(made_coinbase(b"2")), "the first one, and no other, must be a coinbase"),
     "coinbase input among others": (
         with_second(made_tx([made_input(), made_input(bytes(32), 0xFFFFFFFF)], [made_output()])),
-        "only the first, is a coinbase",
+        "the first one, and no other, must be a coinbase",
     ),
     "no inputs": (with_second(made_tx([], [made_output()] * 2)), "a transaction without inputs"),
     "no inputs, segwit": (with_second(made_tx([], [made_output()], b"")), "a transaction without inputs"),
     "no outputs": (with_second(made_tx([made_input()], [])), "a transaction without outputs"),
     "empty witnesses": (
         with_second(made_tx([made_input()], [made_output()], b"\0")),
-        "is marked as having witnesses and has none",
+        "is marked as having witnesses, but has none",
     ),
     "long form of a short count": (
         MIXED[:80] + b"\xfd\x03\x00" + MIXED[81:],
-        "byte 80: 3 is written longer than it has to be",
+        "byte 80: 3 is not written in its shortest form",
     ),
     "longer form of a long script": (
         made_block(
             [made_coinbase(outputs=[made_output(1, bytes(65_535)).replace(b"\xfd\xff\xff", b"\xfe\xff\xff\0\0")])]
         ),
-        "65535 is written longer than it has to be",
+        "65535 is not written in its shortest form",
     ),
     "endless transactions": (MIXED[:80] + b"\xff" * 9 + MIXED[81:], "byte 80: a count or length of 184467440737095516"),
     "many transactions": (MIXED[:80] + b"\xfd\x00\x02" + MIXED[81:], "transaction 3 at byte"),

@@ -59,11 +59,11 @@ def test_empty_and_upper_case_lines(tmp_path: Path) -> None:
     [
         ("zz", "line 2: Non-hexadecimal digit found"),
         ("abc", "line 2: Odd-length string"),
-        ("abcd", "line 2: 2 bytes are no block"),
+        ("abcd", "line 2: 2 bytes are not a block"),
         (CHAIN[1].hex()[:-2], "line 2, block 2: transaction 0 at byte 81 continues after the last byte"),
-        (CHAIN[1].hex() + "00", "line 2, block 2: 1 bytes too many"),
+        (CHAIN[1].hex() + "00", "line 2, block 2: 1 excess bytes"),
         (CHAIN[2].hex(), f"line 2: block {hash_of(CHAIN[2]).hex()} follows {hash_of(CHAIN[1]).hex()}, which is"),
-        ("00" * 4_000_001, "line 2: longer than a block can be"),
+        ("00" * 4_000_001, "line 2: it is longer than any block"),
     ],
     ids=lambda value: value[-40:],
 )
@@ -78,7 +78,7 @@ def test_errors_name_the_file_of_many(tmp_path: Path) -> None:
     write(tmp_path / "a.hex", CHAIN[:3])
     write(tmp_path / "b.hex", [*CHAIN[3:5], CHAIN[5] + b"\0", *CHAIN[6:]])
     write(tmp_path / "c.hex", CHAIN[:1])
-    with pytest.raises(BlockError, match=r"^b\.hex, line 3, block 6: 1 bytes too many"):
+    with pytest.raises(BlockError, match=r"^b\.hex, line 3, block 6: 1 excess bytes"):
         hashes(tmp_path)
 
 
@@ -92,11 +92,11 @@ def test_damaged_compression(tmp_path: Path) -> None:
 
 
 def test_missing_blocks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ChainError, match="neither blk"):
+    with pytest.raises(ChainError, match="the folder has no blk"):
         hashes(tmp_path)
     empty = tmp_path / "empty.hex"
     empty.touch()
-    with pytest.raises(ChainError, match=r"empty\.hex: no block"):
+    with pytest.raises(ChainError, match=r"empty\.hex: the files have no block"):
         hashes(empty)
     with pytest.raises(FileNotFoundError):
         hashes(tmp_path / "nowhere")

@@ -118,7 +118,7 @@ def test_a_wrong_answer_is_one_error_line_and_changes_nothing(
     fake.mine()
     fake.lies["getblock"] = lambda _: fake.raw(3).hex()
     text = refused(daemon, server.url)
-    assert text.startswith(f"Error: the node at {server.name} ") and "gives block" in text
+    assert text.startswith(f"Error: the node at {server.name} ") and "returned block" in text
     assert exported(daemon) == before
     daemon.assert_sound()
 
@@ -141,17 +141,17 @@ def test_logins(daemon: Daemon, server: RpcServer, fake: FakeNode, tmp_path: Pat
     assert refused(daemon, server.name, "--user", user, "--password-file", tmp_path / "none").endswith(
         f"{tmp_path / 'none'}: No such file or directory"
     )
-    assert "can't be read (No such file" in refused(daemon, server.name, "--cookie", tmp_path / "none", "--wait", 0.1)
+    assert "cannot be read (No such file" in refused(daemon, server.name, "--cookie", tmp_path / "none", "--wait", 0.1)
 
 
 @pytest.mark.parametrize(
     ("url", "more", "match"),
     [
-        ("node:8332", [], "Invalid value for URL: it has to begin with http://"),
+        ("node:8332", [], "Invalid value for URL: it must begin with http://"),
         ("http://u:s3cret/@node", [], "Invalid value for URL: it can't be read"),
-        ("http://u:s3cret@node", ["--cookie", "x"], "give one of: user and password in the URL, --cookie"),
-        ("http://node", ["--user", "u"], "--user and --password-file go together"),
-        ("http://node", ["--password-file", "x"], "--user and --password-file go together"),
+        ("http://u:s3cret@node", ["--cookie", "x"], "give only one of: user and password in the URL, --cookie"),
+        ("http://node", ["--user", "u"], "--user and --password-file must be given together"),
+        ("http://node", ["--password-file", "x"], "--user and --password-file must be given together"),
         ("http://node", ["--network", "moon"], "'moon' is not one of 'mainnet'"),
         ("http://node", ["--requests", "0"], "0 is not in the range"),
         ("http://node", ["--poll", "0"], "0 is not in the range"),

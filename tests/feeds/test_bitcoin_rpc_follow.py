@@ -216,7 +216,9 @@ def test_a_reorganisation_below_all_points_is_refused() -> None:
     follow_to_tip(ledger, fake)
     points = ledger.welcome(floor=30)
     fake.reorganise(11, 12)
-    with pytest.raises(FeedError, match="none of its blocks from height 30 to 40 that can be compared is on that of"):
+    with pytest.raises(
+        FeedError, match="none of its blocks from height 30 to 40 that can be compared is on the chain of"
+    ):
         anyio.run(ledger.hear_all, Follower(Inside(fake), OPTIONS).messages(points))
     assert ledger.rollbacks == []
 
@@ -315,12 +317,24 @@ REFUSALS = {
     "getblockhash": Fault(-32603, "Internal error"),
 }
 ANSWERS: list[tuple[str, list[Any], str]] = [
-    ("getblockheader", [None, "", "xx", "00" * 80, "ab" * 79, {}], "gives as the header of block 3 .* is not that"),
-    ("getblock", [None, "xyz", 7, {"hash": "ab"}], "gives as block 11 [0-9a-f]{64} is not hex"),
-    ("getblock", ["", "00" * 200], "gives block 11 [0-9a-f]{64}: "),
-    ("getbestblockhash", [None, 5, "", "ab" * 31, "zz" * 32, ["ab" * 32]], "answers to getbestblockhash is no hash"),
-    ("getblockhash", [None, 5, "", "ab" * 31, "zz" * 32, ["ab" * 32]], "answers to getblockhash is no hash"),
-    ("getblockchaininfo", [None, 5, {}, {"blocks": 5}], "answers to getblockchaininfo: "),
+    (
+        "getblockheader",
+        [None, "", "xx", "00" * 80, "ab" * 79, {}],
+        "returned an invalid value as the header of block 3 ",
+    ),
+    ("getblock", [None, "xyz", 7, {"hash": "ab"}], "returned a value as block 11 [0-9a-f]{64} that is not hex"),
+    ("getblock", ["", "00" * 200], "returned an invalid block 11 [0-9a-f]{64}: "),
+    (
+        "getbestblockhash",
+        [None, 5, "", "ab" * 31, "zz" * 32, ["ab" * 32]],
+        "answered getbestblockhash with a value that is not",
+    ),
+    (
+        "getblockhash",
+        [None, 5, "", "ab" * 31, "zz" * 32, ["ab" * 32]],
+        "answered getblockhash with a value that is not",
+    ),
+    ("getblockchaininfo", [None, 5, {}, {"blocks": 5}], "the answer to getblockchaininfo: "),
     ("getblockchaininfo", [{"blocks": -1, "headers": 1}, {"blocks": 1 << 32, "headers": 1}], "to getblockchaininfo: "),
     ("getblockchaininfo", [{"blocks": 30, "headers": 30}], "returns another chain at every request"),
 ]
@@ -351,7 +365,7 @@ def test_refused_calls_end_the_feed(fake: FakeNode, ledger: Ledger, method: str)
 
 def give_another(fake: FakeNode) -> str:
     fake.lies["getblock"] = lambda _: fake.raw(15).hex()
-    return f"gives block {fake.chain[15]} for block 11 {fake.chain[11]}"
+    return f"returned block {fake.chain[15]} instead of block 11 {fake.chain[11]}"
 
 
 def insert_unconnected(fake: FakeNode) -> str:
@@ -359,19 +373,19 @@ def insert_unconnected(fake: FakeNode) -> str:
     raw = made_block([made_coinbase(b"x")], parent=bytes.fromhex(fake.chain[3]))
     fake.blocks[hash_of(raw).hex()] = raw
     fake.chain[13] = hash_of(raw).hex()
-    return rf"is wrong: its block 13 {fake.chain[13]} does not follow {fake.chain[12]}"
+    return rf"contradicts itself: its block 13 {fake.chain[13]} does not follow {fake.chain[12]}"
 
 
 def leave_the_chain(fake: FakeNode) -> str:
     raw = made_block([made_coinbase(b"x")], parent=b"\x77" * 32)
     fake.blocks[hash_of(raw).hex()] = raw
     fake.chain[9:] = [hash_of(raw).hex()] * 3
-    return "is wrong: its block 9 [0-9a-f]{64} does not follow"
+    return "contradicts itself: its block 9 [0-9a-f]{64} does not follow"
 
 
 def repeat_blocks(fake: FakeNode) -> str:
     fake.chain[12:] = fake.chain[5:13]
-    return "is wrong: its block 12 [0-9a-f]{64} does not follow"
+    return "contradicts itself: its block 12 [0-9a-f]{64} does not follow"
 
 
 def without_work(fake: FakeNode, height: int) -> None:
@@ -385,7 +399,7 @@ def without_work(fake: FakeNode, height: int) -> None:
 
 def skip_the_work(fake: FakeNode) -> str:
     without_work(fake, 11)
-    return "gives block 11 .*does not meet its own target"
+    return "returned an invalid block 11 .*does not meet its own target"
 
 
 @pytest.mark.parametrize("change", [give_another, insert_unconnected, leave_the_chain, repeat_blocks, skip_the_work])

@@ -249,9 +249,9 @@ def test_a_transaction_that_leaves_before_it_is_read_is_skipped() -> None:
 
 
 ANSWERS: list[tuple[str, Any, str]] = [
-    *(("getrawmempool", answer, "is no list of transactions") for answer in (None, "ab", [1], ["\n" * 64])),
-    *(("getrawtransaction", answer, "gives as transaction abab[ab]* is none") for answer in (None, "xx", "00")),
-    ("getrawtransaction", paying(1).hex(), "gives transaction [0-9a-f]{64} for abab"),
+    *(("getrawmempool", answer, "is not a list of transactions") for answer in (None, "ab", [1], ["\n" * 64])),
+    *(("getrawtransaction", answer, "returned an invalid transaction abab[ab]*:") for answer in (None, "xx", "00")),
+    ("getrawtransaction", paying(1).hex(), "returned transaction [0-9a-f]{64} instead of abab"),
     ("getrawtransaction", Fault(-32601, "Method not found"), "refuses getrawtransaction: Method not found"),
 ]
 

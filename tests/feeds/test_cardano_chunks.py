@@ -154,7 +154,7 @@ def test_an_unfinished_block_is_waited_for_in_the_last_file_only(tmp_path: Path)
     write(tmp_path, 4, 8)
     file = tmp_path / "00000.chunk"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CutShort, match=r"00000.chunk, byte \d+: the block is cut short"):
+    with pytest.raises(CutShort, match=r"00000.chunk, byte \d+: the block is cut off"):
         read(tmp_path, wait=lambda: True)
     write(tmp_path, 4, 8)
     file = tmp_path / "00001.chunk"
@@ -204,7 +204,7 @@ def test_an_error_names_file_and_place(tmp_path: Path) -> None:
     assert list(islice(blocks, 5)) == BLOCKS[:5]
     with pytest.raises(BlockError) as caught:
         next(blocks)
-    assert str(caught.value) == f"{file}, byte {place - 1}: era 9 is not known"
+    assert str(caught.value) == f"{file}, byte {place - 1}: era 9 is unknown"
     assert (caught.value.file, caught.value.offset) == (file, place - 1)
 
 
@@ -219,5 +219,5 @@ def test_damaged_xz_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes])
     file = write(tmp_path, 12, name="{:05}.chunk.xz".format) / "00000.chunk.xz"
     file.write_bytes(damage(file.read_bytes()))
     for offset in (0, len(b"".join(CHAIN))):
-        with pytest.raises(BlockError, match="not a whole xz file"):
+        with pytest.raises(BlockError, match="the xz file is cut off or damaged"):
             list(blocks_in(file, MAINNET, offset))

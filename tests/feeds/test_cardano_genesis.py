@@ -104,7 +104,7 @@ def test_mainnet_from_its_genesis(tmp_path: Path) -> None:
     [
         ("", "truncated"),
         ("[]", "Expected `object`"),
-        ("{}", "neither a Byron nor a Shelley genesis"),
+        ("{}", "not a genesis file of Byron or Shelley"),
         ({"nonAvvmBalances": {"0OIl": "1"}}, "'0', character 1, is no digit of base58"),
         ({"nonAvvmBalances": {"": "1"}}, "not a Byron address"),
         ({"nonAvvmBalances": {BYRON_TEXT[:-1] + "f": "1"}}, "not a Byron address, or its checksum is wrong"),
@@ -114,7 +114,7 @@ def test_mainnet_from_its_genesis(tmp_path: Path) -> None:
         ({"nonAvvmBalances": {BYRON_TEXT: str(2**64)}}, "has 18446744073709551616 lovelace"),
         ({"nonAvvmBalances": {BYRON_TEXT: 1.5}}, "Expected `int | str`, got `float`"),
         ({"avvmDistr": {VOUCHER: "1"}}, "no protocolMagic"),
-        ({"avvmDistr": {VOUCHER[:-4]: "1"}, "protocolMagic": 1}, "has 30 bytes, not 32"),
+        ({"avvmDistr": {VOUCHER[:-4]: "1"}, "protocolMagic": 1}, "has 30 bytes, expected 32"),
         ({"avvmDistr": {VOUCHER[:-1]: "1"}, "protocolMagic": 1}, "padding"),
         ({"initialFunds": {"xy": 1}}, "non-hexadecimal"),
         ({"initialFunds": {}, "epochLength": 0}, "epoch_slots is 0"),

@@ -140,23 +140,23 @@ def test_a_genesis_of_another_network_is_refused(tmp_path: Path) -> None:
     file = genesis(tmp_path, SHELLEY)
     common = ("cardano-chunks", tmp_path / "db", "--genesis", file)
     assert dry(*common, "--network", "preprod")[0] == 0
-    start = "start is 1654041600, not 1666656000"
-    assert dry(*common, "--network", "preview") == (1, f"Error: {file}: not a genesis of preview: {start}")
-    start = "start is 1654041600, not 1506203091"
-    assert dry(*common) == (1, f"Error: {file}: not a genesis of mainnet: {start}")
+    start = "start is 1654041600, expected 1666656000"
+    assert dry(*common, "--network", "preview") == (1, f"Error: {file}: not a genesis file of preview: {start}")
+    start = "start is 1654041600, expected 1506203091"
+    assert dry(*common) == (1, f"Error: {file}: not a genesis file of mainnet: {start}")
     assert dry("ogmios", "ws://127.0.0.1:1", "--genesis", file)[1].endswith(start)
     genesis(tmp_path, SHELLEY | {"networkMagic": 9})
-    assert dry(*common, "--network", "preprod")[1].endswith("not a genesis of preprod: magic is 9, not 1")
+    assert dry(*common, "--network", "preprod")[1].endswith("not a genesis file of preprod: magic is 9, expected 1")
 
 
 def test_private_networks_need_their_genesis_files(tmp_path: Path) -> None:
     later_chain(tmp_path / "db")
     shelley, byron = genesis(tmp_path, DEVNET), genesis(tmp_path, BYRON, "byron.json")
     common = ("cardano-chunks", tmp_path / "db", "--network", "devnet")
-    none = "Error: network devnet is none of mainnet, preprod, preview: pass its Shelley genesis file"
+    none = "Error: network devnet is not one of mainnet, preprod, preview: pass its Shelley genesis file"
     assert dry(*common)[1].startswith(none)
     assert dry(*common, "--genesis", byron)[1].startswith(none)
-    assert "give its Byron genesis file too" in dry(*common, "--genesis", shelley, "--byron-epochs", "2")[1]
+    assert "pass its Byron genesis file too" in dry(*common, "--genesis", shelley, "--byron-epochs", "2")[1]
     out = tmp_path / "events"
     done = cli("feed", *common, "--genesis", shelley, "--genesis", byron, "--byron-epochs", "2", "--output", out)
     assert done.exit_code == 0, done.stderr
@@ -174,16 +174,16 @@ def test_the_magic_of_a_database_has_to_match(tmp_path: Path) -> None:
     for folder in (tmp_path / "db", tmp_path / "db" / "immutable"):
         magic.write_text("1")
         assert dry("cardano-chunks", folder, "--network", "preprod")[0] == 0
-        why = "the magic 1 is that of preprod, not of preview: see --network"
+        why = "the magic number 1 belongs to preprod, not to preview: see --network"
         assert dry("cardano-chunks", folder, "--network", "preview") == (1, f"Error: {magic}: {why}")
         magic.write_text("77\n")
-        assert "the magic 77 is that of an unknown network" in dry("cardano-chunks", folder)[1]
+        assert "the magic number 77 belongs to an unknown network" in dry("cardano-chunks", folder)[1]
         magic.write_text("?")
         assert dry("cardano-chunks", folder)[0] == 0
 
 
 def test_the_magic_of_byron_blocks_has_to_match(tmp_path: Path) -> None:
     file = write_chunks(tmp_path, 12) / "00000.chunk"
-    why = "the magic 764824073 is that of mainnet, not of preprod: see --network"
+    why = "the magic number 764824073 belongs to mainnet, not to preprod: see --network"
     assert dry("cardano-chunks", tmp_path, "--network", "preprod") == (1, f"Error: {file}: {why}")
     assert dry("cardano-chunks", tmp_path)[0] == 0

@@ -123,7 +123,7 @@ def test_every_answer_resets_the_time_limit() -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1337", "ws://", "", "ws://[::1", "ws://h:port"])
 def test_malformed_addresses_are_refused(url: str) -> None:
-    assert "not the address of a WebSocket, like ws://127.0.0.1:1337" in fails(url, patience_s=0.1)
+    assert "not a WebSocket URL, such as ws://127.0.0.1:1337" in fails(url, patience_s=0.1)
 
 
 def test_errors_do_not_show_the_password() -> None:
@@ -137,7 +137,7 @@ def test_http_errors_of_the_handshake(status: int, again: bool) -> None:
     with serving(blocks(3)) as server:
         server.http_status = status
         what = fails(server.url, patience_s=0.1, notices=notices)
-    assert what == f"{server.url}: the server answers with HTTP status {status}"
+    assert what == f"{server.url}: the server answered with HTTP status {status}"
     assert any("trying again" in line for line in notices) == again
 
 

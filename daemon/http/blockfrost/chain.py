@@ -152,7 +152,7 @@ def _outputs(shot: Snapshot, tx: TxFound) -> list[Entry]:
 
 
 def transaction(shot: Snapshot, tx: TxFound) -> dict[str, Any]:
-    """Return what is known of a transaction: fields are null that need its bytes, or are no longer kept."""
+    """Return a transaction: fields are null that need its bytes, or are no longer kept."""
     row, outputs = shot.block(tx.block), _outputs(shot, tx)
     inputs = _inputs(shot, tx)
     whole = tx.block > shot.state.floor

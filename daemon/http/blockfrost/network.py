@@ -45,7 +45,7 @@ class Chain:
         return byron + max(epoch - network.byron_epochs, 0) * network.epoch_slots
 
     def epoch(self, shot: Snapshot) -> dict[str, Any] | None:
-        """Return what is known of the epoch of the tip."""
+        """Return the epoch of the tip, with the fields that are known."""
         tip = shot.tip()
         if tip is None or self.network is None:
             return None

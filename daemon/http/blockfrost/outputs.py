@@ -47,7 +47,7 @@ class Outputs:
             if text.startswith(("addr_vkh1", "script1")):
                 return shot.by_credential(self._codec.read_credential(text)), None
             if len(text) % 2 == 0 and text.isalnum() and text.lower().strip("0123456789abcdef") == "":
-                raise Refused(400, BAD_ADDRESS)  # hex is no address here
+                raise Refused(400, BAD_ADDRESS)  # hexadecimal digits are not an address here
             address = self._codec.read(text)
         except AddressError as error:
             raise Refused(400, BAD_ADDRESS) from error
@@ -57,7 +57,7 @@ class Outputs:
         """Return where the outputs of an account are listed.
 
         Raises:
-            Refused: the text is no stake address.
+            Refused: the text is not a stake address.
         """
         try:
             if not text.startswith("stake"):
@@ -70,7 +70,7 @@ class Outputs:
         """Return policy and name of a unit.
 
         Raises:
-            Refused: the text is no unit.
+            Refused: the text is not a unit.
         """
         try:
             raw = bytes.fromhex(text) if text.isalnum() and len(text) <= _MOST_UNIT else b""
@@ -85,10 +85,10 @@ class Outputs:
     async def page(
         self, shot: Snapshot, where: Listed, paging: Paging, unit: str | None = None, *, tx_index: bool = True
     ) -> bytes:
-        """Return a page of live outputs.
+        """Return a page of unspent outputs.
 
         Raises:
-            Refused: 404, no output under this key was ever seen, as far as is known.
+            Refused: 404, no output under this key was ever seen, if it is known.
         """
         asset = None if unit in (None, "lovelace") else b"".join(self.asset(str(unit)))
         walk = shot.walk(where, paging.order, None, asset)
@@ -109,7 +109,7 @@ class Outputs:
         return written
 
     async def seen(self, shot: Snapshot, where: Listed) -> bool:
-        """Return whether an output is known under a key that lives or may live again."""
+        """Return whether an output is known under a key that is unspent or restorable."""
         matches = Matches(shot, Wanted(lists=(where,), order="asc"))
         for rows in matches.rows(matches.numbers()):
             if rows:
@@ -122,7 +122,7 @@ class Outputs:
         """Return what everything under a key holds.
 
         Raises:
-            Refused: 404, no output under this key was ever seen, as far as is known.
+            Refused: 404, no output under this key was ever seen, if it is known.
         """
         total = Sum()
         for so_far in shot.balance(where):
@@ -134,7 +134,7 @@ class Outputs:
         return total
 
     async def address(self, shot: Snapshot, text: str) -> dict[str, Any]:
-        """Return what an address holds."""
+        """Return the amounts at an address."""
         where, address = self.owner(shot, text)
         total = await self.sum(shot, where)
         held = [(*unit, quantity) for unit, quantity in sorted(total.assets.items())]
@@ -160,7 +160,7 @@ class Outputs:
         return shot.listed("policy", policy)
 
     async def _held(self, shot: Snapshot, policy: bytes, name: bytes | None) -> list[tuple[Row, bytes, int]]:
-        """Return the live outputs with each asset of a policy, or with one, in order."""
+        """Return the unspent outputs with each asset of a policy, or with one, in order."""
         wanted = Wanted(lists=(self.holding(shot, policy, name),), spent=False, order="asc")
         matches, found = Matches(shot, wanted), list[tuple[Row, bytes, int]]()
         for rows in matches.rows(matches.numbers()):

@@ -26,7 +26,7 @@ class Renderer:
         return self._text(raw) if len(raw) <= _SHORT else self._long(raw)
 
     def utxo(self, entry: Entry, *, tx_index: bool = True) -> str:
-        """Return a live output as JSON.
+        """Return an unspent output as JSON.
 
         NOTE: the hot path of pages.
         """
@@ -60,7 +60,7 @@ NOT_COUNTED: dict[str, None] = dict.fromkeys(
 
 
 def amounts(value: int, assets: _Assets) -> list[dict[str, str]]:
-    """Return what is held, lovelace first."""
+    """Return amounts, lovelace first."""
     return [
         {"unit": "lovelace", "quantity": str(value)},
         *({"unit": policy.hex() + name.hex(), "quantity": str(quantity)} for policy, name, quantity in assets),
@@ -77,7 +77,7 @@ def summed(bodies: list[Body]) -> list[dict[str, str]]:
 
 
 def amount_json(body: Body) -> str:
-    """Return what an output holds, as JSON."""
+    """Return the assets of an output, as JSON."""
     assets = "".join(
         f',{{"unit":"{policy.hex()}{name.hex()}","quantity":"{quantity}"}}' for policy, name, quantity in body.assets
     )

@@ -35,7 +35,7 @@ class Refused(Exception):
 
 
 def not_found() -> Refused:
-    """Return the error for what is not there."""
+    """Return the error for an object that does not exist."""
     return Refused(404, NOT_FOUND)
 
 
@@ -91,7 +91,7 @@ def hex_of(text: str, size: int) -> bytes:
     """Return bytes of a fixed size.
 
     Raises:
-        Refused: 404, the text is none: nothing has such a name.
+        Refused: 404, the text is not a name of this kind.
     """
     try:
         raw = bytes.fromhex(text) if text.isalnum() else b""

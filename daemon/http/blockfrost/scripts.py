@@ -30,7 +30,7 @@ async def script(shot: Snapshot, turns: Turns, text: str) -> Script:
 
 
 def script_facts(text: str, found: Script) -> dict[str, Any]:
-    """Return what is known of a script."""
+    """Return hash, type and size of a script."""
     return {
         "script_hash": text.lower(),
         "type": _KINDS[found.language],

@@ -42,7 +42,7 @@ def health(shot: Snapshot, site: Site) -> tuple[int, dict[str, Any]]:
 
 
 def prometheus(found: dict[str, Any]) -> bytes:
-    """Return the same as metrics; what is not known has no line."""
+    """Return the same as metrics; unknown values have no line."""
     metrics: list[tuple[str, str, float | None]] = [
         ("connection_status", "gauge", float(found["connection_status"] == "connected")),
         ("most_recent_checkpoint", "counter", found["most_recent_checkpoint"]),

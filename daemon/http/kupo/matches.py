@@ -74,7 +74,7 @@ class MatchesRoute:
         await send_all(send, 304 if fresh else 200, [*headers, *kept.more], b"" if fresh else kept.body)
 
     def _prepare(self, shot: Snapshot) -> None:
-        """Forget what is not true of this block boundary."""
+        """Drop entries that are not valid at this block boundary."""
         if shot.boundary is not self._boundary:
             self._boundary, self._answers, self._left, self._spends = shot.boundary, {}, _CACHE_BYTES, None
         if shot.boundary.written is not self._branch:
@@ -110,7 +110,7 @@ class MatchesRoute:
     def _small(
         self, shot: Snapshot, matches: Matches, parts: list[Part], writer: MatchWriter, question: _Question
     ) -> bytes:
-        """Return all of a small answer; of live outputs it is the same for as long as they are the same."""
+        """Return all of a small answer; for unspent outputs it stays the same as long as they do."""
         key = b""
         if matches.live_only and b"resolve" not in question[1] and shot.owners.nothing_reassigned:
             numbers = [part[0] for part in parts]
@@ -161,7 +161,7 @@ class MatchesRoute:
         await send({"type": "http.response.body", "body": end.encode()})
 
     def _spends_of(self, shot: Snapshot) -> Spends:
-        """Return what was spent in the window; it is computed once for each block boundary, on request."""
+        """Return the outputs spent in the window; they are computed once for each block boundary, on request."""
         if shot.boundary is not self._boundary:
             return Spends(shot)
         if self._spends is None:

@@ -43,7 +43,7 @@ _ORDERS: dict[str, Order] = {"most_recent_first": "desc", "oldest_first": "asc"}
 
 
 class Bound(NamedTuple):
-    """A bound of a range: a slot, or a block that has to be on the chain."""
+    """A bound of a range: a slot, or a block that must be on the chain."""
 
     slot: int
     hash: bytes | None = None
@@ -142,7 +142,7 @@ def slot_of(text: str, name: str) -> int:
     """Return a slot.
 
     Raises:
-        Refused: it is none.
+        Refused: it is not valid.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= _MOST_SLOT):
         raise Refused(400, f"`{name}` is {text[:80]!r}; it is a slot, or a slot, a dot and the hash of its block")

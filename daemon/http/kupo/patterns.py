@@ -24,7 +24,7 @@ _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
 
 
 class BadPattern(ValueError):
-    """A text that is no pattern."""
+    """A text that is not a pattern."""
 
 
 class Pattern(Struct, frozen=True):
@@ -64,7 +64,7 @@ class Pattern(Struct, frozen=True):
 
     @property
     def owns(self) -> Owns | None:
-        """Return what the address of an output has to be; None is anything."""
+        """Return the condition on the address of an output; None if there is none."""
         if self.payment is self.stake is self.address is None and not self.shelley:
             return None
         return self._owns
@@ -90,7 +90,7 @@ def parse(text: str) -> Pattern:
     """Return the pattern that is written so.
 
     Raises:
-        BadPattern: it is none; the message has the reason.
+        BadPattern: it is not a pattern; the message has the reason.
     """
     if text == "*":
         return Pattern()
@@ -112,7 +112,7 @@ def policy_id(text: str) -> bytes:
     """Return a policy id.
 
     Raises:
-        BadPattern: it is none.
+        BadPattern: it is not a pattern.
     """
     return _sized(text, _HASH_BYTES, "a policy id")
 
@@ -121,7 +121,7 @@ def transaction_id(text: str) -> bytes:
     """Return a transaction id.
 
     Raises:
-        BadPattern: it is none.
+        BadPattern: it is not a pattern.
     """
     return _sized(text, _ID_BYTES, "a transaction id")
 
@@ -130,7 +130,7 @@ def asset_name(text: str) -> bytes:
     """Return the name of an asset.
 
     Raises:
-        BadPattern: it is none.
+        BadPattern: it is not a pattern.
     """
     if not _HEX.fullmatch(text) or len(text) > 2 * _MOST_NAME:
         raise BadPattern(f"{_shown(text)} is not an asset name: at most {2 * _MOST_NAME} hex digits")
@@ -141,7 +141,7 @@ def output_index(text: str) -> int:
     """Return the index of an output.
 
     Raises:
-        BadPattern: it is none.
+        BadPattern: it is not a pattern.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST_INDEX):
         raise BadPattern(f"{_shown(text)} is not an output index: a whole number from 0 to {_MOST_INDEX}")

@@ -32,7 +32,7 @@ class Writer:
 
 
 class Creations:
-    """What the outputs of a block share, for as long as no block is rolled back."""
+    """Fields that the outputs of a block share; valid until a block is rolled back."""
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}

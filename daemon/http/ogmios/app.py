@@ -92,12 +92,12 @@ class Ogmios:
 
 
 class Talk:
-    """A client over a WebSocket. What is passed on goes over a connection of its own, because Ogmios keeps a state."""
+    """A client over a WebSocket. Forwarded requests use a separate connection, because Ogmios keeps a state."""
 
     def __init__(self, local: Local, upstream: Upstream, settings: Settings, receive: Receive, send: Send) -> None:
         self._local, self._shared, self._settings, self._receive, self._send = local, upstream, settings, receive, send
         self._order: deque[asyncio.Future[str]] = deque()  # answers in the order of their questions
-        self._relayed: deque[tuple[asyncio.Future[str], dict[str, Any]]] = deque()  # those that the server gives
+        self._relayed: deque[tuple[asyncio.Future[str], dict[str, Any]]] = deque()  # those that the server sends
         self._more = asyncio.Event()
         self._upstream: ClientConnection | None = None
         self._acquired = False  # the client queries a ledger state of its choice, which the store does not have

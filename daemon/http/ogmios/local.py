@@ -36,7 +36,7 @@ class Local:
         self._query, self._codec, self._turns = site.query, site.codec, site.turns
 
     def takes(self, request: dict[str, Any]) -> bool:
-        """Return whether a request is answered here. The set as a whole is the node's to give."""
+        """Return whether a request is answered here. Queries for the whole set are left to the node."""
         if request.get("method") == TIP:
             return True
         params = request.get("params")

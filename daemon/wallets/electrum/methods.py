@@ -39,7 +39,7 @@ async def server_version(session: Session, params: Sequence[Any]) -> object:
 def _version(text: object) -> tuple[int, int]:
     parts = text.split(".") if isinstance(text, str) else []
     if not 1 <= len(parts) <= 4 or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
-        raise bad_params(f"{text!r} is no protocol version; expected for instance 1.4")
+        raise bad_params(f"{text!r} is not a protocol version, such as 1.4")
     return int(parts[0]), int(parts[1]) if len(parts) > 1 else 0
 
 

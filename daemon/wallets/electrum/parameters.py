@@ -15,7 +15,7 @@ def count(value: object, name: str) -> int:
         RpcFault: it is something else.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-        raise bad_params(f"{name} has to be a non-negative integer, and is {_shown(value)}")
+        raise bad_params(f"{name} must be a non-negative integer, not {_shown(value)}")
     return value
 
 
@@ -36,7 +36,7 @@ def flag(params: Sequence[Any], at: int, name: str) -> bool:
     """
     value = params[at] if len(params) > at else False
     if value not in (True, False):
-        raise bad_params(f"{name} has to be true or false, and is {_shown(value)}")
+        raise bad_params(f"{name} must be true or false, not {_shown(value)}")
     return bool(value)
 
 
@@ -61,7 +61,7 @@ def transaction_id(value: object) -> bytes:
 def _hash(value: object, what: str) -> bytes:
     raw = raw_bytes(value, what) if isinstance(value, str) and len(value) == 64 else b""
     if len(raw) != 32:
-        raise bad_params(f"{what} has 64 hexadecimal digits, and not {_shown(value)}")
+        raise bad_params(f"{what} must have 64 hexadecimal digits, not {_shown(value)}")
     return raw
 
 
@@ -74,7 +74,7 @@ def raw_bytes(value: object, what: str) -> bytes:
     try:
         return bytes.fromhex(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise bad_params(f"{what} has to be hexadecimal digits, and is {_shown(value)}") from None
+        raise bad_params(f"{what} must consist of hexadecimal digits, not {_shown(value)}") from None
 
 
 def _shown(value: object) -> str:

@@ -39,7 +39,7 @@ class _TlsListener(TLSListener):
 
 
 class Server:
-    """All sessions, and what they share."""
+    """All sessions, and their shared state."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.chain, self.upstream = backend, backend.chain, backend.upstream

@@ -33,7 +33,7 @@ _CHUNK = 64 << 10
 _MOST_CALLS = 10_000  # in one list
 _UNSENT = 32 << 20  # bytes that a client may leave unread before it is disconnected
 _ANSWERED_AHEAD = 1 << 20  # bytes of answers after which its next request waits until it has read them
-_TURN_S = 0.005  # after which a client that sends many requests gives others a turn
+_TURN_S = 0.005  # after which a client that sends many requests yields to others
 _READ_TIMEOUT_S = 600.0
 _SEND_TIMEOUT_S = 60.0
 _BUDGET_S, _REFILL = 5.0, 0.25  # seconds of computing that a client may use at once, and how fast they come back
@@ -53,7 +53,7 @@ class Budget:
         self._left, self._at = _BUDGET_S, monotonic()
 
     def spend(self, seconds: float) -> float:
-        """Take what a request has used; return for how long the client's next one has to wait."""
+        """Take what a request has used; return for how long the client's next one must wait."""
         now = monotonic()
         self._left = min(_BUDGET_S, self._left + (now - self._at) * _REFILL) - seconds
         self._at = now
@@ -170,10 +170,10 @@ class Session:
             raise RpcFault(UNKNOWN_METHOD, f"unknown method: {name[:80]}")
         method, least, most = found
         if not isinstance(params, list):
-            raise RpcFault(INVALID_PARAMS, f"the parameters of {name} are a list")
+            raise RpcFault(INVALID_PARAMS, f"the parameters of {name} must be a list")
         if not least <= len(params) <= most:
             expected = f"{least}" if least == most else f"{least} to {most}"
-            raise RpcFault(INVALID_PARAMS, f"{name} takes {expected} parameters, and not {len(params)}")
+            raise RpcFault(INVALID_PARAMS, f"{name} takes {expected} parameters, not {len(params)}")
         if self.server.stopping:
             raise RpcFault(BUSY, "the server is shutting down")
         return await method(self, params)

@@ -36,7 +36,7 @@ class Outpoint(NamedTuple):
     vout: int
 
     async def status(self, chain: ChainView) -> object:
-        """Return the status: the heights of the transactions that create and spend it, as far as they are known."""
+        """Return the status: the heights of the transactions that create and spend it, if they are known."""
         return chain.outpoint_status(self.txid, self.vout)
 
     def notify(self, session: Session, status: object) -> None:
@@ -64,9 +64,9 @@ class Subscriptions:
         if topic in session.statuses:
             return
         if len(session.statuses) >= self._most_each:
-            raise RpcFault(BAD_REQUEST, f"a session may have {self._most_each} subscriptions")
+            raise RpcFault(BAD_REQUEST, f"this session already has {self._most_each} subscriptions, the limit")
         if self.count >= self._most:
-            raise RpcFault(BAD_REQUEST, f"the server has its {self._most} subscriptions")
+            raise RpcFault(BAD_REQUEST, f"the server already has {self._most} subscriptions, the limit")
         session.statuses[topic] = None
         self._sessions.setdefault(topic, set()).add(session)
         self.count += 1

@@ -42,7 +42,7 @@ async def transaction_id_from_pos(session: Session, params: Sequence[Any]) -> ob
     merkle = flag(params, 2, "merkle")
     _, ids = await session.server.backend.ids_of_block(height)
     if position >= len(ids):
-        raise RpcFault(BAD_REQUEST, f"block {height} has {len(ids)} transactions, and none at position {position}")
+        raise RpcFault(BAD_REQUEST, f"block {height} has {len(ids)} transactions, but none at position {position}")
     if not merkle:
         return ids[position].hex()
     branch, _ = merkle_branch(ids, position)
@@ -60,7 +60,7 @@ async def transaction_broadcast_package(session: Session, params: Sequence[Any])
     """Submit transactions that depend on each other to the node at once."""
     package = params[0]
     if not isinstance(package, list) or not 1 <= len(package) <= _MAX_PACKAGE:
-        raise bad_params(f"a package is a list of 1 to {_MAX_PACKAGE} transactions")
+        raise bad_params(f"a package must be a list of 1 to {_MAX_PACKAGE} transactions")
     verbose = flag(params, 1, "verbose")
     raws = [raw_bytes(each, f"transaction {n} of the package") for n, each in enumerate(package)]
     answer = await session.server.upstream.call("submitpackage", [raw.hex() for raw in raws])
@@ -68,7 +68,7 @@ async def transaction_broadcast_package(session: Session, params: Sequence[Any])
     if verbose:
         return answer
     if not isinstance(answer, dict):
-        raise RpcFault(NODE_ERROR, "what the node answers to submitpackage is no object")
+        raise RpcFault(NODE_ERROR, "the node answered submitpackage with a value that is not an object")
     results = answer.get("tx-results") or {}
     errors = [
         {"txid": each.get("txid"), "error": each["error"]} for each in results.values() if each.get("error") is not None
@@ -85,7 +85,7 @@ async def estimate_fee(session: Session, params: Sequence[Any]) -> object:
     blocks = count(params[0], "number")
     mode = params[1] if len(params) > 1 and params[1] is not None else _MODES[0]
     if not isinstance(mode, str) or mode.upper() not in _MODES:
-        raise bad_params(f"mode is one of {' and '.join(_MODES)}")
+        raise bad_params(f"mode must be {' or '.join(_MODES)}")
     return await session.server.upstream.fee_rate(min(max(blocks, 1), 1008), mode.upper())
 
 

@@ -29,12 +29,12 @@ def binary_answer(raw: bytes) -> Response:
 
 
 async def missing(_: Request, error: Exception) -> Response:
-    """Answer that something is not there."""
+    """Answer that an object does not exist."""
     return PlainTextResponse(str(error), 404)
 
 
 async def fault(_: Request, fault: Exception) -> Response:
-    """Answer with what is wrong with a request, or that the node is not available."""
+    """Answer with the error in a request, or that the node is not available."""
     assert isinstance(fault, RpcFault)
     return PlainTextResponse(fault.message, 400 if fault.code == BAD_REQUEST else 503)
 
@@ -66,5 +66,5 @@ def unhex(text: str, what: str, size: int | None = None) -> bytes:
         raw = b""
     if not raw or (size is not None and len(raw) != size):
         digits = "hexadecimal digits" if size is None else f"{2 * size} hexadecimal digits"
-        raise RpcFault(BAD_REQUEST, f"{what} has to be {digits}, and is {text[:80]!r}")
+        raise RpcFault(BAD_REQUEST, f"{what} must consist of {digits}, not {text[:80]!r}")
     return raw

@@ -281,6 +281,6 @@ class Esplora:
         except msgspec.DecodeError as error:
             raise RpcFault(BAD_REQUEST, f"expected a JSON list of script hashes: {error}") from error
         if len(wanted) > _MANY_SCRIPTS:
-            raise RpcFault(BAD_REQUEST, f"at most {_MANY_SCRIPTS} script hashes, and not {len(wanted)}")
+            raise RpcFault(BAD_REQUEST, f"at most {_MANY_SCRIPTS} script hashes, not {len(wanted)}")
         keys = [unhex(each, f"script hash {n}", 32) for n, each in enumerate(wanted)]
         return json_answer({key.hex(): await self._scripts.recent(key) for key in keys})

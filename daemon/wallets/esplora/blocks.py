@@ -92,7 +92,7 @@ class Blocks:
         }
 
     async def _add_weight(self, facts: Json) -> None:
-        """Add what only the node knows; it stays null while the node is away."""
+        """Add the fields that only the node has; they stay null while the node does not answer."""
         key = bytes.fromhex(facts["id"])
         if key not in self._weights:
             try:

@@ -25,7 +25,7 @@ class Scripts:
         self._backend, self._chain, self._transactions = backend, backend.chain, transactions
 
     async def stats(self, key: bytes) -> Json:
-        """Return what a script was paid and what was spent, in the chain and in the mempool."""
+        """Return the amounts that a script received and spent, in the chain and in the mempool."""
         waiting, paid, left = self._backend.mempool.of_script(key), Funded(0, 0, 0), Sum()
         with self._chain.snapshot() as shot:
             for paid in script_history.funded(shot, key):  # noqa: B007 -- the last one counts
@@ -52,7 +52,7 @@ class Scripts:
         """Return the next confirmed transactions of a script, the latest first, after one that was seen.
 
         Raises:
-            RpcFault: `last_seen` is not in the chain, or the node does not give the bytes of a transaction.
+            RpcFault: `last_seen` is not in the chain, or the node does not return the bytes of a transaction.
         """
         places = list[tuple[bytes, Located]]()
         with self._chain.snapshot() as shot:

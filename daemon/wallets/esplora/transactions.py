@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class Transactions:
-    """Writes transactions, whose bytes the node gives and whose previous outputs the store knows."""
+    """Writes transactions, whose bytes the node returns and whose previous outputs the store has."""
 
     def __init__(self, backend: Backend, codec: Codec) -> None:
         self._backend, self._codec = backend, codec
@@ -27,7 +27,7 @@ class Transactions:
         """Return a transaction of the chain or of the mempool, None if neither has it.
 
         Raises:
-            RpcFault: the node does not give its bytes.
+            RpcFault: the node does not return its bytes.
         """
         waiting = self._backend.mempool.get(txid)
         where = self._backend.chain.locate(txid)
@@ -41,7 +41,7 @@ class Transactions:
         """Return a transaction of the chain.
 
         Raises:
-            RpcFault: the node does not give its bytes, or those of a transaction that it spends from.
+            RpcFault: the node does not return its bytes, or those of a transaction that it spends from.
         """
         tx = parse_transaction(await self._backend.upstream.raw_transaction(txid, where))
         spent = [] if tx.is_coinbase else [await self._previous(each) for each in tx.inputs]
@@ -80,7 +80,7 @@ class Transactions:
         return {"spent": True, "txid": spender.tx.txid.hex(), "vin": vin, "status": status(None)}
 
     async def _previous(self, spends: TxInput) -> TxOutput:
-        """Return what an input spends: from the store, or else from the bytes of the transaction that made it."""
+        """Return the output that an input spends: from the store, or else from the bytes of its transaction."""
         known = self._backend.chain.find_output(spends.txid, spends.vout)
         if known is not None:
             return known
