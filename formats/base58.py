@@ -37,7 +37,7 @@ def decode(text: str, longest: int = LONGEST) -> bytes:
     for place, digit in enumerate(text, 1):
         value = _VALUES.get(digit)
         if value is None:
-            raise AddressError("malformed", f"{digit!r}, character {place}, is no digit of base58")
+            raise AddressError("malformed", f"{digit!r}, character {place}, is not a digit of base58")
         number = number * 58 + value
     zeros = len(text) - len(text.lstrip("1"))
     return bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big")

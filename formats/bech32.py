@@ -77,7 +77,7 @@ def decode(text: str) -> Decoded:
     if not separator or not prefix:
         raise AddressError("malformed", "no prefix and separator (the digit 1), with which bech32 begins")
     if strange := tail.strip(CHARSET):
-        raise AddressError("malformed", f"{strange[0]!r} is no character of bech32")
+        raise AddressError("malformed", f"{strange[0]!r} is not a character of bech32")
     if len(tail) < _CHECKSUM:
         raise AddressError("malformed", f"cut off: {len(tail)} characters after the separator")
     number = int(tail.translate(_TO_DIGITS), 32)

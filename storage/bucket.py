@@ -153,7 +153,7 @@ def _http_allowed(where: str) -> bool:
         except ValueError:
             good = False
         if not good or " " in text:
-            raise BlobFailed(f"{where}: {name} is no http or https address: {text!r}")
+            raise BlobFailed(f"{where}: {name} is not an http or https URL: {text!r}")
         if url.scheme == "http" and not allowed:
             raise BlobFailed(f"{where}: {name} is not https: set AWS_ALLOW_HTTP=true if this is intended")
     return allowed

@@ -166,7 +166,7 @@ def test_base58_round_trip(raw: bytes) -> None:
 
 @pytest.mark.parametrize("digit", ["0", "O", "I", "l", " ", "\u00e9", "\u0661"])
 def test_base58_names_the_wrong_digit(digit: str) -> None:
-    with pytest.raises(AddressError, match=r"^malformed: .*, character 3, is no digit of base58$"):
+    with pytest.raises(AddressError, match=r"^malformed: .*, character 3, is not a digit of base58$"):
         base58.decode(f"zz{digit}zz")
 
 

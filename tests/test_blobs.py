@@ -549,12 +549,12 @@ def test_a_long_blob_is_uploaded_in_parts(s3: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("AWS_ENDPOINT_URL", "garbage", "AWS_ENDPOINT_URL is no http or https address: 'garbage'"),
-        ("AWS_ENDPOINT", "ftp://host", "AWS_ENDPOINT is no http or https address: 'ftp://host'"),
-        ("AWS_ENDPOINT", "http://", "AWS_ENDPOINT is no http or https address: 'http://'"),
-        ("AWS_ENDPOINT", "http://a b", "AWS_ENDPOINT is no http or https address: 'http://a b'"),
-        ("AWS_ENDPOINT", "http://h:99999", "AWS_ENDPOINT is no http or https address: 'http://h:99999'"),
-        ("AWS_ENDPOINT_URL_S3", "http://[", "AWS_ENDPOINT_URL_S3 is no http or https address: 'http://['"),
+        ("AWS_ENDPOINT_URL", "garbage", "AWS_ENDPOINT_URL is not an http or https URL: 'garbage'"),
+        ("AWS_ENDPOINT", "ftp://host", "AWS_ENDPOINT is not an http or https URL: 'ftp://host'"),
+        ("AWS_ENDPOINT", "http://", "AWS_ENDPOINT is not an http or https URL: 'http://'"),
+        ("AWS_ENDPOINT", "http://a b", "AWS_ENDPOINT is not an http or https URL: 'http://a b'"),
+        ("AWS_ENDPOINT", "http://h:99999", "AWS_ENDPOINT is not an http or https URL: 'http://h:99999'"),
+        ("AWS_ENDPOINT_URL_S3", "http://[", "AWS_ENDPOINT_URL_S3 is not an http or https URL: 'http://['"),
         (
             "AWS_CONDITIONAL_PUT",
             "maybe",

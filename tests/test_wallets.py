@@ -222,7 +222,7 @@ def test_batches_and_lines_in_pieces(wallet: Wallet) -> None:
     assert [answer["id"] for answer in answers] == [0, 1, 2, None]
     assert answers[3]["error"]["code"] == -32600
     wallet.raw(b"[]\n")
-    assert wallet.receive()["error"] == {"code": -32600, "message": "a list has 1 to 10000 calls, and not 0"}
+    assert wallet.receive()["error"] == {"code": -32600, "message": "a list must have 1 to 10000 calls, not 0"}
 
 
 @pytest.mark.parametrize("line", [b"{", b"[" * 100_000, b"\xff\xfe", b'{"id":1e999}{'])

@@ -24,6 +24,7 @@ UNPLAIN = (
     *("said", "saying", "told", "tells", "heard", "hear", "hears", "rings", "rung", "room", "rooms"),
     *("asks", "asked", "dies", "died", "for good", "in vain", "let go", "go on", "goes on", "give way", "gives way"),
     *("begin again", "begins again", "sync again", "so many", "so much"),
+    *("may live again", "one behind the other", "does not say so", "there should be"),
     *("look after", "look at", "look into", "looked at", "looked into", "looks", "handed", "hands", "speaks of"),
 )
 KINDS = {".py", ".md", ".toml", ".html", ".js", ".service", ".socket"}

@@ -140,7 +140,7 @@ class HeadReader:
         try:
             path = raw_path.decode("ascii")
         except UnicodeDecodeError:
-            raise _malformed("the request target has to be escaped with %") from None
+            raise _malformed("the request target must be percent-encoded") from None
         self._check_host(authority, version)
         length = self._body_length(method, path)
         path, keep_alive = unquote(path) if "%" in path else path, self._keep_alive and version == "1.1"

@@ -72,7 +72,7 @@ class Backend:
         tip = self.chain.tip()
         if tip is None or not height <= checkpoint <= tip[0].height:
             highest = -1 if tip is None else tip[0].height
-            what = f"cp_height has to be between the header's height, {height}, and that of the tip, {highest}"
+            what = f"cp_height must be between the header's height, {height}, and that of the tip, {highest}"
             raise RpcFault(BAD_REQUEST, what)
         headers = self.chain.headers(0, checkpoint + 1)
         if len(headers) != checkpoint + 1:

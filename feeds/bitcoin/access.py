@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from feeds.errors import FeedError
 
-_UNREADABLE = "it can't be read; special characters in user and password are written as %XX"
+_UNREADABLE = "it cannot be read; special characters in user and password are written as %XX"
 
 
 class NodeAway(Exception):
@@ -88,7 +88,7 @@ class Login:
         try:
             return self._cookie.read_text().strip()
         except (OSError, UnicodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise NodeAway(
                 f"the cookie {self._cookie} cannot be read ({why}); the node writes it when it starts"
             ) from None

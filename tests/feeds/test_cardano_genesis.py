@@ -105,7 +105,7 @@ def test_mainnet_from_its_genesis(tmp_path: Path) -> None:
         ("", "truncated"),
         ("[]", "Expected `object`"),
         ("{}", "not a genesis file of Byron or Shelley"),
-        ({"nonAvvmBalances": {"0OIl": "1"}}, "'0', character 1, is no digit of base58"),
+        ({"nonAvvmBalances": {"0OIl": "1"}}, "'0', character 1, is not a digit of base58"),
         ({"nonAvvmBalances": {"": "1"}}, "not a Byron address"),
         ({"nonAvvmBalances": {BYRON_TEXT[:-1] + "f": "1"}}, "not a Byron address, or its checksum is wrong"),
         ({"nonAvvmBalances": {"A" * 100_000: "1"}}, "100000 characters are too many for base58"),

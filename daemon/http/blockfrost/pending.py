@@ -158,7 +158,7 @@ class Pending:
         try:
             tx = read_transaction(bytes_of(body))
         except BlockError as error:
-            raise Refused(400, f"This is no transaction: {error}") from error
+            raise Refused(400, f"This is not a transaction: {error}") from error
         try:
             return await self._upstream.submit(tx)
         except Fault as fault:

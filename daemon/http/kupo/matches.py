@@ -191,7 +191,7 @@ def _matches(shot: Snapshot, requested: Parameters, want: Wanted, spends: Callab
     try:
         return Matches(shot, want, requested.cursor, spends)
     except BadCursor as error:
-        raise Refused(400, "`cursor` is none that was given for this very question") from error
+        raise Refused(400, "`cursor` was not returned by an answer to this request") from error
     except CursorGone as error:
         assert requested.cursor is not None
         ordinal = cursors.read(requested.cursor, Cut).ordinal

@@ -80,9 +80,9 @@ class Local:
                 return Wanted(lists=(shot.by_address(self._codec.read(each)),), spent=False, order="asc")
             txid, index = bytes.fromhex(each["transaction"]["id"]), int(each["index"])
         except AddressError as error:
-            raise Failed(INVALID, f"{each!r} is no address: {error}") from error
+            raise Failed(INVALID, f"{each!r} is not an address: {error}") from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Failed(INVALID, f"{name} has an entry that is none: {str(each)[:200]}") from error
+            raise Failed(INVALID, f"{name} has an invalid entry: {str(each)[:200]}") from error
         return Wanted(txid=txid, index=index, spent=False, order="asc")
 
     def _output(self, row: Row) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class Session:
                 self._send(answer)
             return
         if not 1 <= len(message) <= _MOST_CALLS:
-            what = f"a list has 1 to {_MOST_CALLS} calls, and not {len(message)}"
+            what = f"a list must have 1 to {_MOST_CALLS} calls, not {len(message)}"
             self._send(_fault(None, INVALID_REQUEST, what))
             return
         answers = [answer for call in message if (answer := await self._answer(call)) is not None]
