@@ -171,13 +171,7 @@ class Bench:
 @click.option(
     "--seconds", default=2.0, show_default=True, type=click.FloatRange(min=0.5), help="Duration of one measurement."
 )
-@click.option(
-    "--rounds",
-    default=5,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Number of rounds; the result is the median.",
-)
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1), help="Number of rounds (median).")
 @click.option("--txs", default=2000, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
 @click.option(
     "--outputs",

@@ -200,8 +200,8 @@ def test_lost_nodes_stop_a_daemon_or_the_proofs_that_need_them(tmp_path: Path) -
         sound = (folder / "data.mdb").read_bytes()
         harm(folder, lambda hand: hand.delete(BIT_NODE, bytes(8)))
         done = daemon.run("verify")
-        assert done.returncode == 3 and b"from 0 on, are not the hashes" in done.stderr
-        assert "has nodes up to 0, there should be 1" in reason(daemon.run("run"))
+        assert done.returncode == 3 and b"from node 0 on are not the hashes" in done.stderr
+        assert "has nodes up to 0, expected 1" in reason(daemon.run("run"))
         (folder / "data.mdb").write_bytes(sound)
         harm(folder, lambda hand: hand.remove_node(10))  # next to the leaf of output 7
         daemon.start()

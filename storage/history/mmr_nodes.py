@@ -130,7 +130,7 @@ class Nodes:
         self._tail = self._whole(txn, size - rest, rest) if rest else b""
         cursor = txn.cursor(self.table)
         if cursor.last() and (last := U64.unpack(cursor.key())[0] + (count_of(cursor.value()) & ~_THINNED)) > size:
-            raise Damaged(f"nodes below {last} of the mountain range are there, there should be {size}")
+            raise Damaged(f"the mountain range has nodes up to {last}, expected {size}")
 
     def _whole(self, txn: Txn, first: int, count: int) -> bytes:
         """Return the first nodes of a value of which nothing was deleted."""
@@ -197,7 +197,7 @@ class HeldNodes:
         self.size, counts = size, [len(value.there) for value in values]
         firsts = list(range(0, size, self._per_value))
         if [first for first, _ in found] != firsts or sum(counts) != size or not all(v.there.all() for v in values):
-            raise Damaged(f"{sum(counts)} nodes over the bits of outputs are there, there should be {size}")
+            raise Damaged(f"there are {sum(counts)} nodes over the unspent bits, expected {size}")
         self._rows = np.concatenate([self._rows[:0], *[value.hashes for value in values]])
 
     def resize(self, txn: Txn, size: int) -> Bytes:
