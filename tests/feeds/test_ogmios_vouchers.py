@@ -45,7 +45,7 @@ def test_any_first_block_gives_the_same_blocks(known: int, expected: list[BlockA
     notices: list[str] = []
     with serving(chain_from(BLOCKS)) as server:
         assert after(server, known, notices=notices) == expected[known:]
-        read_again = sum("once more" in line for line in notices)
+        read_again = sum("again to find the vouchers" in line for line in notices)
         assert read_again == (known <= FIRST_OF_ALLEGRA)
         assert (["origin"] in server.asked) == bool(read_again)
 
