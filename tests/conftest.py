@@ -89,8 +89,8 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the files: long ones first, then those with most tests, as `--loadscope-reorder` would sort all of them."""
     here = Path(__file__).parent
-    if gone := [name for name in LONG if not any(here.glob(f"{name}*.py"))]:
-        raise pytest.UsageError(f"LONG in tests/conftest.py names no file: {', '.join(gone)}")
+    if removed := [name for name in LONG if not any(here.glob(f"{name}*.py"))]:
+        raise pytest.UsageError(f"LONG in tests/conftest.py names no file: {', '.join(removed)}")
     counts = Counter(item.path for item in items)
     names = {path: path.relative_to(here).as_posix() for path in counts}
     items.sort(key=lambda item: (not names[item.path].startswith(LONG), -counts[item.path], names[item.path]))

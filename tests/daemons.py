@@ -73,8 +73,8 @@ def start(
 
 
 def background(log: Path, *arguments: object, listener: int | None = None, **environ: str) -> subprocess.Popen[bytes]:
-    with log.open("ab") as said, Path(os.devnull).open("rb") as nothing:
-        descriptors = [nothing.fileno(), said.fileno(), said.fileno()]
+    with log.open("ab") as reported, Path(os.devnull).open("rb") as nothing:
+        descriptors = [nothing.fileno(), reported.fileno(), reported.fileno()]
         return start([*map(str, arguments)], descriptors, environ, listener=listener)
 
 
@@ -249,8 +249,10 @@ class Daemon:
 
     def assert_sound(self) -> None:
         done = self.run("verify")
-        said = [line for line in done.stderr.splitlines() if not line.startswith(b"verify: ")]  # progress, after 10 s
-        assert (done.returncode, done.stdout, said) == (0, b"sound\n", []), done.stderr.decode()
+        reported = [
+            line for line in done.stderr.splitlines() if not line.startswith(b"verify: ")
+        ]  # progress, after 10 s
+        assert (done.returncode, done.stdout, reported) == (0, b"sound\n", []), done.stderr.decode()
 
 
 @contextmanager

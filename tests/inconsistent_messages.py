@@ -126,20 +126,20 @@ class World:
         """Return a transaction for a block of a chain that lies."""
         kind = self.random.random()
         if kind < 0.35 and self.submitted:
-            told = self.txs[self.random.choice(self.submitted[-8:])]
+            reported = self.txs[self.random.choice(self.submitted[-8:])]
             self.branches.meet("a submission mined")
             if self.often(0.35):
                 self.branches.meet("a submission mined with another content")
-                told = self.altered(told)
+                reported = self.altered(reported)
         elif kind < 0.47 and self.txs:
-            told = self.txs[self.known()]
-            told = self.altered(told) if self.often(0.5) else told
+            reported = self.txs[self.known()]
+            reported = self.altered(reported) if self.often(0.5) else reported
         else:
-            told = self.new(self.random.randbytes(32), self.outpoints(3), coinbase=self.often(0.1))
-        self.branches.meet("an id again", told.txid in self.model.used())
-        if self.often(0.2) and not told.coinbase:
-            return self.failed(told, self.outpoints(2))
-        return msgspec.structs.replace(told, valid=True)
+            reported = self.new(self.random.randbytes(32), self.outpoints(3), coinbase=self.often(0.1))
+        self.branches.meet("an id again", reported.txid in self.model.used())
+        if self.often(0.2) and not reported.coinbase:
+            return self.failed(reported, self.outpoints(2))
+        return msgspec.structs.replace(reported, valid=True)
 
     # --- messages ------------------------------------------------------------------------------------------------
 

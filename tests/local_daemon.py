@@ -51,7 +51,7 @@ class LocalClient:
         numbered = [encoded({"seq": n} | each, self.encoding) for n, each in enumerate(messages, 1)]
         bodies = [each[LENGTH.size :] if framed else each[:-1] for each in numbered]
         self._daemon.carry_out([Delivery(body, self.encoding, sender) for body in bodies])
-        return [self._plain(answer) for answer in sender.heard]
+        return [self._plain(answer) for answer in sender.received]
 
     def _plain(self, answer: Ack | Error) -> Message:
         raw = encode(answer, self.encoding)

@@ -20,7 +20,7 @@ class Listener:
 
     def __init__(self, network_height: int | None = None) -> None:
         self.network_height = network_height
-        self.heard: list[Ack | Error] = []
+        self.received: list[Ack | Error] = []
         self.settled_count = 0
 
     def answer(self, *answers: Answer) -> None:
@@ -30,7 +30,7 @@ class Listener:
         return self
 
     def fill(self, answers: Sequence[Answer]) -> None:
-        self.heard += [answer.message for answer in answers]
+        self.received += [answer.message for answer in answers]
 
     def make_room(self, *sizes: int) -> None:
         pass
@@ -38,9 +38,9 @@ class Listener:
     def settled(self, count: int = 1) -> None:
         self.settled_count += count
 
-    def said(self) -> list[tuple[int | None, str]]:
+    def statuses(self) -> list[tuple[int | None, str]]:
         """Return the number and the status, or the code, of each answer."""
-        return [(each.seq, each.status if isinstance(each, Ack) else each.code) for each in self.heard]
+        return [(each.seq, each.status if isinstance(each, Ack) else each.code) for each in self.received]
 
 
 def message(event: Inbound, sender: Listener) -> Delivery:

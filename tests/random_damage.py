@@ -125,9 +125,9 @@ def started(arguments: list[str], output: Path) -> Iterator[int]:
         code = 99
         try:
             os.setsid()
-            with output.open("wb") as said:
-                os.dup2(said.fileno(), 1)
-                os.dup2(said.fileno(), 2)
+            with output.open("wb") as reported:
+                os.dup2(reported.fileno(), 1)
+                os.dup2(reported.fileno(), 2)
             code = _run(arguments)
         except BaseException:  # noqa: BLE001 - what the interpreter would do, in a process that must not go on
             sys.excepthook(*sys.exc_info())
@@ -209,8 +209,8 @@ class Trial:
         self.put(raw)
         arguments = [command[0], "--config", str(self.config), *command[1:]]
         code = (run_daemon if command == ["run"] else run)(arguments, self.output)
-        said = self.output.read_text(errors="replace")
-        found: dict[str, Any] = {"command": command[0], "code": code, "said": said[-3000:]}
+        reported = self.output.read_text(errors="replace")
+        found: dict[str, Any] = {"command": command[0], "code": code, "said": reported[-3000:]}
         if command == ["verify"] and code == 0:
             found["changed"] = changed(self.rows, self.store)
         if command == ["export"] and code == 0:

@@ -90,9 +90,9 @@ class Turning:
     def until(self, what: Callable[[], T], wanted: Callable[[T], object] = bool) -> T:
         """Feed a block each time that the answer is not yet as wanted."""
 
-        def asked() -> T:
+        def requests() -> T:
             (self.tip,) = chain(1, self.tip)
             assert self.client.ask(self.tip)["status"] == "applied"
             return what()
 
-        return until(asked, wanted)
+        return until(requests, wanted)

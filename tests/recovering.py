@@ -153,10 +153,10 @@ class Stub:
     """A handler that returns the given answer for a transaction, and records its calls."""
 
     def __init__(self, answer: Callable[[bytes], Any] = lambda _: Valid()) -> None:
-        self.answer, self.asked = answer, list[bytes]()
+        self.answer, self.requests = answer, list[bytes]()
 
     async def recover(self, txid: bytes) -> Outcome:
-        self.asked.append(txid)
+        self.requests.append(txid)
         answer = self.answer(txid)
         if asyncio.iscoroutine(answer):
             answer = await answer

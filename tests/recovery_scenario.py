@@ -29,16 +29,16 @@ class Scenario:
         self.count = count
         numbers = range(count)
         self.unknown = [self.txid(n) for n in numbers if n % 20 == 0]
-        losers, heard = [n for n in numbers if n % 20 == 1], [n for n in numbers if 2 <= n % 20 < 10]
-        gone = [n for n in numbers if n % 20 >= 10]
-        self.gone = [self.txid(n) for n in gone]
-        self.submissions: list[Message] = [{"type": "TxSubmitted", "tx": self._pay(n)} for n in (*losers, *heard)]
+        losers, received = [n for n in numbers if n % 20 == 1], [n for n in numbers if 2 <= n % 20 < 10]
+        removed = [n for n in numbers if n % 20 >= 10]
+        self.removed = [self.txid(n) for n in removed]
+        self.submissions: list[Message] = [{"type": "TxSubmitted", "tx": self._pay(n)} for n in (*losers, *received)]
         funds = [tx(f"funds {n}", *[output("ann")] * _OUTPUTS) for n in range(-(-count // _OUTPUTS))]
         self.blocks = [block(None, *funds)]
-        self._mine([self._pay(n) for n in gone])
+        self._mine([self._pay(n) for n in removed])
         self.before = len(self.blocks)  # blocks until here decide about what is gone only
         wins = [tx(f"wins {n}", output("bob"), spends=[self._fund(n)]) for n in losers]
-        self._mine([*wins, *(self._pay(n) for n in heard)])
+        self._mine([*wins, *(self._pay(n) for n in received)])
         self._losers = {self.txid(n) for n in losers}
 
     def txid(self, n: int) -> bytes:
@@ -68,7 +68,7 @@ class WatchedDaemon:
 
     def __init__(self, daemon: Daemon, story: Scenario) -> None:
         self.daemon, self._story = daemon, story
-        self.told: Counter[tuple[str, str]] = Counter()  # final statuses, over all its lives
+        self.reported: Counter[tuple[str, str]] = Counter()  # final statuses, over all its lives
         self._feeder: Client | None = None
         self._hearing: threading.Thread | None = None
 
@@ -82,14 +82,14 @@ class WatchedDaemon:
         self._hearing.start()
 
     def _hear(self) -> None:
-        with socket.socket(socket.AF_UNIX) as heard, suppress(ConnectionError):
-            heard.connect(str(self.daemon.socket))
-            heard.sendall(b'{"type":"Subscribe","events":["TxStatusChanged"]}\n')
-            for line in heard.makefile("rb"):
+        with socket.socket(socket.AF_UNIX) as received, suppress(ConnectionError):
+            received.connect(str(self.daemon.socket))
+            received.sendall(b'{"type":"Subscribe","events":["TxStatusChanged"]}\n')
+            for line in received.makefile("rb"):
                 if line.endswith(b"\n"):
                     fact = json.loads(line)
                     if fact["status"] in ("confirmed", "deleted", "orphan", "dead"):
-                        self.told[fact["txid"], fact["status"]] += 1
+                        self.reported[fact["txid"], fact["status"]] += 1
 
     def swept(self) -> int:
         """Return how often it has looked for what is due; the first time it looks at everything."""

@@ -48,8 +48,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with running(folder, transactions={"batch_size": 2, "block_height_retention": RETENTION}) as daemon:
         paid = [output("x", 1), output("y", 2)]
         first = block(None, *(tx(each, *paid, output("z", 3)) for each in ("p", "q", "r")))
-        m, gone = tx("m", *paid, spends=[at("p", 2)]), tx("gone", output("x"), spends=[at("r")])
-        second = block(first, m, gone, tx("raw", output("x"), spends=[at("q", 2)], raw=b"raw"))
+        m, removed = tx("m", *paid, spends=[at("p", 2)]), tx("gone", output("x"), spends=[at("r")])
+        second = block(first, m, removed, tx("raw", output("x"), spends=[at("q", 2)], raw=b"raw"))
         third = block(second, tx("w", output("x"), spends=[at("m"), at("gone"), at("q", 1)]))
         pending = [
             tx("u", *paid, spends=[at("p")]),
@@ -57,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             tx("big", *(output("b", n + 1) for n in range(5)), spends=[at("q")]),
             tx("l", output("x"), spends=[at("q", 1)]),
         ]
-        early: list[dict[str, Any]] = [{"type": "TxSubmitted", "tx": each} for each in (m, gone)]
+        early: list[dict[str, Any]] = [{"type": "TxSubmitted", "tx": each} for each in (m, removed)]
         late: list[dict[str, Any]] = [{"type": "TxSubmitted", "tx": each} for each in pending]
         child = {"type": "TxSubmitted", "tx": tx("c", output("x"), spends=[at("big", 2), at("big", 3)])}
         frozen = {"type": "OutputsFrozen", "outpoints": [at("p", 1), at("u", 1)]}
@@ -312,20 +312,20 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_found(store: Daemon, kind: str) -> None:
-    damage, told = KINDS[kind]
+    damage, reported = KINDS[kind]
     assert audited(store) == Audited([], [])
     harm(store, damage)
     found = audited(store).findings
-    assert any(told in finding for finding in found), found
+    assert any(reported in finding for finding in found), found
 
 
 @pytest.mark.parametrize("kind", CONTRADICTIONS)
 def test_contradictions_are_found_and_settled(store: Daemon, kind: str) -> None:
-    damage, told = CONTRADICTIONS[kind]
+    damage, reported = CONTRADICTIONS[kind]
     harm(store, damage)
     found = audited(store)
     assert found.findings == []
-    assert any(told in finding for finding in found.contradictions), found
+    assert any(reported in finding for finding in found.contradictions), found
     rebuilt = reindex_records(load(store.config, {}))
     assert audited(store) == Audited([], []), rebuilt
     assert "rebuilt 0 records" not in rebuilt

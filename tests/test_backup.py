@@ -248,8 +248,8 @@ def test_parts_that_are_not_included_are_named(tmp_path: Path) -> None:
         )
         done = daemon.run("backup", tmp_path / "b")
         assert done.returncode == 0, done.stderr
-        told = done.stderr.decode()
-        assert "pg_dump" in told and "s3://bucket/prefix" in told
+        reported = done.stderr.decode()
+        assert "pg_dump" in reported and "s3://bucket/prefix" in reported
         manifest = manifest_of(tmp_path / "b")
         assert len(manifest["not_included"]) == 2 and [file["name"] for file in manifest["files"]] == ["lmdb/data.mdb"]
 

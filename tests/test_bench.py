@@ -204,14 +204,14 @@ if PEERS.is_dir():  # the other systems are no part of the repository
 
 
 def test_systems_take_turns_and_ratios_are_of_the_same_round() -> None:
-    told, rates = list[str](), iter([10, 5, 30, 10, 60, 40])
+    reported, rates = list[str](), iter([10, 5, 30, 10, 60, 40])
 
     def system(name: str) -> dict[str, Any]:
-        told.append(name)
+        reported.append(name)
         return {"rate": next(rates)}
 
     found = in_turns({"a": lambda: system("a"), "b": lambda: system("b")}, 3)
-    assert told == ["a", "b"] * 3
+    assert reported == ["a", "b"] * 3
     ratios = [Ratio("a by b", "a", "b", "rate"), Ratio("none", "a", "c", "rate")]
     last = json.loads([*lines("x", *found, ratios)][-1])
     assert last == {"ratio": "a by b", "median": 2.0, "least": 1.5, "most": 3.0}

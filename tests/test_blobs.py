@@ -235,7 +235,7 @@ class Calls:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("there", [False, True])
 def test_a_fault_at_any_call_is_an_answer_and_the_next_put_heals_it(there: bool, code: int, tmp_path: Path) -> None:
-    data, said = b"data" * 1000, set[str]()
+    data, reasons = b"data" * 1000, set[str]()
     with pytest.MonkeyPatch.context() as patch:
         calls = Calls(patch, None, code)
         Files(tmp_path / "whole").put(A, data)
@@ -251,7 +251,7 @@ def test_a_fault_at_any_call_is_an_answer_and_the_next_put_heals_it(there: bool,
             try:
                 blobs.put(A, data)
             except BlobFailed as failed:
-                said.add(str(failed).removeprefix(str(root)))
+                reasons.add(str(failed).removeprefix(str(root)))
             else:
                 break
         assert blobs.get(A) in (None, data)
@@ -260,7 +260,7 @@ def test_a_fault_at_any_call_is_an_answer_and_the_next_put_heals_it(there: bool,
         assert blobs.get(A) == data
     assert number > (3 if there else 6)
     problem = "the blob store failed" if code == errno.EIO else "there is no space"
-    assert said == {f"/aa/{A}: {problem}: {os.strerror(code)}"}
+    assert reasons == {f"/aa/{A}: {problem}: {os.strerror(code)}"}
 
 
 def test_bytes_are_synced_before_the_name_and_the_name_before_the_answer(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 @contextmanager
 def serving(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Run a server that answers every request with `answer`; yield what was asked."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -392,7 +392,7 @@ def serving(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
             if not self.raw_requestline or not self.parse_request():
                 self.close_connection = True
                 return
-            asked.append(f"{self.command} {self.headers.get('If-None-Match', '')}".strip())
+            requests.append(f"{self.command} {self.headers.get('If-None-Match', '')}".strip())
             self.close_connection = True
             answer(self)
             self.wfile.flush()
@@ -405,7 +405,7 @@ def serving(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     thread.start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
     try:
-        yield asked
+        yield requests
     finally:
         server.shutdown()
         thread.join()
@@ -428,18 +428,18 @@ def body_of(request: BaseHTTPRequestHandler) -> bytes:
 
 
 def fails_in_one_line(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, str]:
-    said = {}
+    reasons = {}
     for name, call in calls.items():
         begin = time.monotonic()
         with pytest.raises(BlobFailed) as caught:
             call()
         assert time.monotonic() - begin < seconds
-        said[name] = str(caught.value)
-        assert said[name].isprintable()
-        assert len(said[name]) < 500
-        assert "open sesame" not in said[name]
-        assert said[name].startswith("s3://box/p: cannot "), said[name]
-    return said
+        reasons[name] = str(caught.value)
+        assert reasons[name].isprintable()
+        assert len(reasons[name]) < 500
+        assert "open sesame" not in reasons[name]
+        assert reasons[name].startswith("s3://box/p: cannot "), reasons[name]
+    return reasons
 
 
 def all_calls(blobs: Blobs) -> dict[str, Callable[[], object]]:
@@ -460,8 +460,8 @@ def test_a_server_that_is_away_or_does_not_answer(listens: bool, monkeypatch: py
             server.listen(16)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         calls = all_calls(Bucket("box", "p", patience_s=0.15 if listens else 5))
-        said = fails_in_one_line({name: calls[name] for name in (("put", "get", "names") if listens else calls)}, 20)
-    assert all(("it took too long" if listens else "Connection refused") in line for line in said.values())
+        reasons = fails_in_one_line({name: calls[name] for name in (("put", "get", "names") if listens else calls)}, 20)
+    assert all(("it took too long" if listens else "Connection refused") in line for line in reasons.values())
 
 
 @pytest.mark.parametrize(
@@ -477,8 +477,8 @@ def test_refusals_of_the_server_are_in_the_error(status: int, code: str, monkeyp
     with serving(refuse, monkeypatch):
         calls = all_calls(Bucket("box", "p", patience_s=5))
         del calls["delete"]  # asks with HEAD, and an answer to that has no body
-        said = fails_in_one_line(calls, 20)
-    assert all(line.endswith(f"{code}: No.") for line in said.values()), said
+        reasons = fails_in_one_line(calls, 20)
+    assert all(line.endswith(f"{code}: No.") for line in reasons.values()), reasons
 
 
 def test_a_daemon_logs_at_its_start_that_it_has_no_blobs(
@@ -488,10 +488,10 @@ def test_a_daemon_logs_at_its_start_that_it_has_no_blobs(
     with running(tmp_path, transactions={"blob_store": "s3://other/p"}) as daemon, daemon.client() as client:
         assert client.ask({"type": "BlockApplied", "height": 1, "hash": bytes(32)})["status"] == "applied"
         until = time.monotonic() + PATIENCE_S
-        while not (said := [line for line in daemon.log_lines() if line["event"] == "blob_store_unusable"]):
+        while not (reasons := [line for line in daemon.log_lines() if line["event"] == "blob_store_unusable"]):
             assert time.monotonic() < until
             time.sleep(0.01)
-        assert "The specified bucket does not exist" in said[0]["error"]
+        assert "The specified bucket does not exist" in reasons[0]["error"]
         assert daemon.term() == 0
         daemon.configure(transactions={"blob_store": "s3://box/p"})
         daemon.start()
@@ -523,12 +523,12 @@ def test_a_server_without_conditional_put_is_written_to_all_the_same(
 
     if disabled:
         monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
-    with serving(old, monkeypatch) as asked:
+    with serving(old, monkeypatch) as requests:
         blobs = Bucket("box", "p")
         blobs.put(A, b"a")
         blobs.put(A, b"a")
         blobs.put(B, b"b")
-        puts = [line for line in asked if line.startswith("PUT")]
+        puts = [line for line in requests if line.startswith("PUT")]
         assert (blobs.get(A), blobs.get(B), blobs.get(C)) == (b"a", b"b", None)
     assert puts[-3:] == ["PUT"] * 3
     assert set(puts[:-3]) == (set() if disabled else {"PUT *"})
@@ -547,7 +547,7 @@ def test_a_long_blob_is_uploaded_in_parts(s3: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "reasons"),
     [
         ("AWS_ENDPOINT_URL", "garbage", "AWS_ENDPOINT_URL is not an http or https URL: 'garbage'"),
         ("AWS_ENDPOINT", "ftp://host", "AWS_ENDPOINT is not an http or https URL: 'ftp://host'"),
@@ -562,9 +562,9 @@ def test_a_long_blob_is_uploaded_in_parts(s3: str, monkeypatch: pytest.MonkeyPat
         ),
     ],
 )
-def test_a_wrong_environment_is_an_error(name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_environment_is_an_error(name: str, value: str, reasons: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(BlobFailed, match=f"^{re.escape(f's3://box/p: {said}')}$"):
+    with pytest.raises(BlobFailed, match=f"^{re.escape(f's3://box/p: {reasons}')}$"):
         open_blobs("s3://box/p", Path("/"))
 
 
@@ -575,8 +575,8 @@ def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        said = fails_in_one_line({"check": Bucket("box", "p").check}, 20)
-    assert said["check"].endswith("(AWS_ACCESS_KEY_ID is not set)")
+        reasons = fails_in_one_line({"check": Bucket("box", "p").check}, 20)
+    assert reasons["check"].endswith("(AWS_ACCESS_KEY_ID is not set)")
 
 
 @pytest.mark.parametrize("allow", [None, "false", "0"])

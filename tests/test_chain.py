@@ -243,7 +243,7 @@ def test_answers_come_in_the_order_of_the_messages(tmp_path: Path) -> None:
             message(BLOCKS[1], sender),
             message(Rollback(to="origin", seq=9), sender),
         )
-        assert sender.said() == [
+        assert sender.statuses() == [
             (0, "applied"),
             (2, "gap"),
             (7, "unknown_type"),

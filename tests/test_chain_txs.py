@@ -306,7 +306,9 @@ def test_a_submission_and_its_block_in_one_commit(local: LocalStore, mined: bool
     third = message(block(SECOND, submitted if mined else rival), sender)
     assert isinstance(third.event(local.chain.decode), RawBlock)
     take(turns, message(TxSubmitted(tx=submitted, seq=1), sender), third)
-    assert sender.said() == [(1, "duplicate" if mined else "UTXO_ERROR")], "the chain is ahead of what waits with it"
+    assert sender.statuses() == [(1, "duplicate" if mined else "UTXO_ERROR")], (
+        "the chain is ahead of what waits with it"
+    )
     assert local.look(at("fund")).spender == (txid("child" if mined else "rival"), 0)
     assert local.rows() == {}
 
@@ -344,20 +346,20 @@ def test_a_rollback_needs_the_outputs_of_blocks_that_stay(local: LocalStore) -> 
 
 def test_children_of_several_losers_are_searched_once(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Coinbases of a block that goes back lose, with a long chain that spends all of them."""
-    length, asked, children = 30, Counter[bytes](), conflicts.children
+    length, requests, children = 30, Counter[bytes](), conflicts.children
     coinbases = [tx(f"coinbase {n}", PAY, coinbase=True) for n in range(length)]
     links = [tx(f"link {n}", PAY, spends=[at(f"coinbase {n}"), at(f"link {n - 1}")][: n + 1]) for n in range(length)]
     third = block(SECOND, *coinbases, block_id=72)
     feed(local.chain, third, block(third, *links, block_id=73))
 
     def counted(view: TxView, name: bytes) -> list[bytes]:
-        asked[name] += 1
+        requests[name] += 1
         return children(view, name)
 
     monkeypatch.setattr(conflicts, "children", counted)
     assert local.chain.rollback(back_to(SECOND))
     assert all(local.record(f"link {n}").conflicting for n in range(length))
-    assert max(asked.values()) <= 2 and asked.total() <= 4 * length
+    assert max(requests.values()) <= 2 and requests.total() <= 4 * length
 
 
 @pytest.mark.parametrize("begun", range(5))

@@ -137,9 +137,9 @@ def test_many_facts_of_a_commit_take_several_rows_of_bounded_size(tmp_path: Path
         assert log.fetch(1002, 9) == []
         with pytest.raises(NotYet, match="sequence 1003 is in the future: the newest one is 1001"):
             log.fetch(1003, 9)
-        with pytest.raises(Gone) as gone:
+        with pytest.raises(Gone) as removed:
             log.fetch(0, 9)
-        assert gone.value.oldest == 1
+        assert removed.value.oldest == 1
 
 
 @pytest.mark.parametrize("at", range(0, 60, 3))
@@ -202,21 +202,21 @@ def test_recent_facts_are_of_some_types_newest_first(tmp_path: Path, monkeypatch
     types: list[FactType] = ["BlockCommitted", "RolledBack"]
     with opened(tmp_path) as log:
         pruned = append(log, Pruned(spent_outputs=1, transactions=2, undo_records=3, floor=None, mmr_nodes=4))
-        told = append(log, block_fact(1), back, block_fact(2))
+        reported = append(log, block_fact(1), back, block_fact(2))
         append(log, *noise)
-        told += append(log, block_fact(3))
+        reported += append(log, block_fact(3))
         with log.store.disk.read() as txn:
             rows = sum(1 for _ in log.store.rows(txn))
-            assert [fact for _, fact in recent(log.store, txn, types, 9)] == told[::-1]
-            assert [fact for _, fact in recent(log.store, txn, types, 2)] == told[:1:-1]
-            assert [fact for _, fact in recent(log.store, txn, ["RolledBack"], 9)] == [told[1]]
+            assert [fact for _, fact in recent(log.store, txn, types, 9)] == reported[::-1]
+            assert [fact for _, fact in recent(log.store, txn, types, 2)] == reported[:1:-1]
+            assert [fact for _, fact in recent(log.store, txn, ["RolledBack"], 9)] == [reported[1]]
             assert [fact for _, fact in recent(log.store, txn, ["Pruned"], 9)] == pruned
             assert {at for at, _ in recent(log.store, txn, types, 9)} == {
                 log.logged_at(1),
-                log.logged_at(told[-1].sequence or 0),
+                log.logged_at(reported[-1].sequence or 0),
             }
             monkeypatch.setattr(handlers.change_log, "_EXAMINED", rows - 2)
-            assert [fact for _, fact in recent(log.store, txn, types, 9)] == told[:2:-1]
+            assert [fact for _, fact in recent(log.store, txn, types, 9)] == reported[:2:-1]
     assert rows > 3
 
 
@@ -234,9 +234,9 @@ def test_facts_beyond_the_count_go_and_sequences_go_on(tmp_path: Path) -> None:
         assert ends(log) == (24, 24)
         append(log, block_fact(25))
         assert ends(log) == (25, 25)
-        with pytest.raises(Gone) as gone:
+        with pytest.raises(Gone) as removed:
             log.fetch(24, 1)
-        assert gone.value.oldest == 25
+        assert removed.value.oldest == 25
 
 
 def test_facts_beyond_the_age_go_but_the_newest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,11 +100,11 @@ def without_msgpack(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_help_of_bench_needs_none_of_its_packages_and_names_them() -> None:
     done = without_msgpack("bench", "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    said = " ".join(done.stdout.split())
+    reported = " ".join(done.stdout.split())
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for package in extras["bench"]:
-        assert package.split(">")[0] in said
-    assert "apply Not available: msgpack is not installed" in said and "soak Attack daemons" in said
+        assert package.split(">")[0] in reported
+    assert "apply Not available: msgpack is not installed" in reported and "soak Attack daemons" in reported
 
 
 def test_a_measurement_without_its_packages_is_one_error_line() -> None:

@@ -83,13 +83,15 @@ def test_each_subscriber_gets_its_facts_in_the_order_of_their_sequences(tmp_path
             ack(listener.ask({"type": "Subscribe", "seq": 3, "events": [kind]}), "accepted", None, 3)
         for sent in (*blocks, back_to(blocks[3])):
             feeder.ask(sent)
-        heard = [listener.receive() or {} for kind, count in COUNTS.items() for listener in [listeners[kind]] * count]
+        received = [
+            listener.receive() or {} for kind, count in COUNTS.items() for listener in [listeners[kind]] * count
+        ]
         assert all(listener.silent(0.05) for listener in listeners.values())
-    assert [fact["type"] for fact in heard] == [kind for kind, count in COUNTS.items() for _ in range(count)]
-    assert [fact["sequence"] for fact in heard] == [1, 2, 3, 4, 6, 9, 8, 5, 7]
-    assert [fact["spent"] for fact in heard[:5]] == [0, 1, 1, 1, 1]
+    assert [fact["type"] for fact in received] == [kind for kind, count in COUNTS.items() for _ in range(count)]
+    assert [fact["sequence"] for fact in received] == [1, 2, 3, 4, 6, 9, 8, 5, 7]
+    assert [fact["spent"] for fact in received[:5]] == [0, 1, 1, 1, 1]
     pruned = {"transactions": 0, "undo_records": 1}  # block 1 spends nothing; its undo log goes with block 4
-    for fact, spent, floor in zip(heard[-2:], (0, 1), blocks[1:3], strict=True):
+    for fact, spent, floor in zip(received[-2:], (0, 1), blocks[1:3], strict=True):
         assert fact | pruned | {"spent_outputs": spent, "floor": point(floor)} == fact
 
 
@@ -97,8 +99,8 @@ def test_rolled_back_to_the_origin(client: Client) -> None:
     one = chain(1)[0]
     ack(client.ask({"type": "Subscribe", "events": ["RolledBack"]}), "accepted", None)
     client.send(one, back_to("origin"))
-    told = {"type": "RolledBack", "from": point(one), "to": "origin", "blocks": 1}
-    assert client.receive() == told | {"sequence": 3}  # after the block and its transaction
+    reported = {"type": "RolledBack", "from": point(one), "to": "origin", "blocks": 1}
+    assert client.receive() == reported | {"sequence": 3}  # after the block and its transaction
 
 
 def test_another_subscription_replaces_the_first(daemon: Daemon, client: Client) -> None:
@@ -128,13 +130,13 @@ def test_a_fact_is_sent_after_its_commit(daemon: Daemon) -> None:
         store = HistoryStore(disk)
         listener.ask({"type": "Subscribe", "events": ["BlockCommitted", "RolledBack"]})
         feeder.send(*({"seq": n} | message for n, message in enumerate(story)))
-        for told in story:
+        for reported in story:
             fact = listener.receive()
             assert fact is not None
             with disk.read() as txn:
                 at_least = store.state(txn).tip
                 found = store.ordinal_of(txn, bytes.fromhex(fact["hash"])) if "hash" in fact else None
-            if told["type"] == "BlockApplied" and told not in forks:
+            if reported["type"] == "BlockApplied" and reported not in forks:
                 assert found is not None and found <= at_least
         assert daemon.status()["tip"] == point(blocks[-1])
         assert daemon.export() == expected(blocks)

@@ -86,13 +86,13 @@ def test_an_index_that_is_too_large_is_refused(index: int) -> None:
         assert "$.txs[0].inputs[0][1]" in refused("malformed", lambda: decode(frame, "frames")).message
 
 
-@pytest.mark.parametrize("told", [2, 1, 3, 0])
-def test_previous_outputs_are_given_for_each_input_or_refused(told: int) -> None:
+@pytest.mark.parametrize("reported", [2, 1, 3, 0])
+def test_previous_outputs_are_given_for_each_input_or_refused(reported: int) -> None:
     """Where it is, the block is still read as columns."""
     spends = [(bytes(32), 0), (bytes(32), 1)]
-    tx = Tx(bytes(32), spends, [Output(b"a", 1)], version=2, lock_time=3, previous=[None, (5, b"s"), None][:told])
+    tx = Tx(bytes(32), spends, [Output(b"a", 1)], version=2, lock_time=3, previous=[None, (5, b"s"), None][:reported])
     frame = frame_of(BlockApplied(height=1, hash=bytes(32), txs=[Tx(bytes(32), [], [Output(b"a", 1)]), tx]))
-    if told == len(spends):
+    if reported == len(spends):
         assert isinstance(read(frame), RawBlock)
     else:
         assert read(frame) is None

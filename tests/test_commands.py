@@ -195,12 +195,12 @@ def test_config_check_reports_every_problem(tmp_path: Path) -> None:
 
 def test_the_sources_of_the_configuration(tmp_path: Path) -> None:
     with home(tmp_path, utxo={"prune_depth": 77}) as daemon:
-        asked = [
+        requests = [
             utxod("--config", daemon.config, "config", "show"),
             utxod("config", "show", UTXOD_CONFIG=str(daemon.config)),
             utxod("config", "show", UTXOD_CONFIG=str(daemon.config), UTXOD_UTXO__PRUNE_DEPTH="78"),
         ]
-        depths = [tomllib.loads(done.stdout.decode())["utxo"]["prune_depth"] for done in asked]
+        depths = [tomllib.loads(done.stdout.decode())["utxo"]["prune_depth"] for done in requests]
         assert depths == [77, 77, 78]
     done = utxod("status", "--config", tmp_path / "nowhere.toml")
     assert done.returncode == 2 and b"this file does not exist" in done.stderr

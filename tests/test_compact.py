@@ -54,9 +54,9 @@ def test_all_rows_are_there_and_the_file_is_shorter(tmp_path: Path) -> None:
     before, size = rows(tmp_path), (tmp_path / "data.mdb").stat().st_size
     with Disk(tmp_path, TABLES, readonly=True) as disk:
         commit = disk.last_txnid()
-    told = list[int]()
-    assert compact(tmp_path, told.append) == (size, (tmp_path / "data.mdb").stat().st_size)
-    assert (tmp_path / "data.mdb").stat().st_size < size * 0.9 and sum(told) > 0
+    reported = list[int]()
+    assert compact(tmp_path, reported.append) == (size, (tmp_path / "data.mdb").stat().st_size)
+    assert (tmp_path / "data.mdb").stat().st_size < size * 0.9 and sum(reported) > 0
     assert rows(tmp_path) == before and len(before["pairs"]) > 1000
     assert check_pages(tmp_path / "data.mdb") == []
     with Disk(tmp_path, TABLES) as disk:

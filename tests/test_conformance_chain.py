@@ -397,7 +397,7 @@ def test_utxo_050_a_block_does_not_wait_for_pruning(tmp_path: Path) -> None:
         assert tips.index(new.point) - before <= 2, "at most a step before each of the block's own two turns"
         await idle()
         assert len(stores.published) > 10
-        assert daemon.sender.said() == [(4, "applied")]
+        assert daemon.sender.statuses() == [(4, "applied")]
 
     with open_local_store(tmp_path, terms_of(10), windows=Windows(0, 0)) as stores:
         stores.chain.may_prune = False
@@ -488,9 +488,9 @@ def test_utxo_057_058_a_block_that_cannot_be_read_is_refused_by_name(tmp_path: P
         wrong: list[dict[str, object]] = [{"txs": [{"txid": "bb"}]}, {"era": 2**32}]
         for number, fields in enumerate(wrong):
             take(turns, json_line(json.dumps(plain | fields | {"seq": number}), sender))
-        assert chain.tip is None and "$.txs[0].txid" in sender.heard[0].message  # type: ignore[union-attr]
+        assert chain.tip is None and "$.txs[0].txid" in sender.received[0].message  # type: ignore[union-attr]
         take(turns, json_line(json.dumps(plain | {"era": str(2**32), "seq": 2}), sender))
-        assert sender.said() == [(0, "malformed"), (1, "malformed"), (2, "applied")]
+        assert sender.statuses() == [(0, "malformed"), (1, "malformed"), (2, "applied")]
 
 
 # --- events --------------------------------------------------------------------------------------------------------
@@ -503,13 +503,13 @@ def test_utxo_064_a_writer_that_fails_ends_the_consumer(tmp_path: Path) -> None:
         line = Line([message(first, sender)], [message(block(first, seq=2), sender)])
         with failing(chain.store.disk, Fault(1, broken())), pytest.raises(lmdb.Error, match="Bad file descriptor"):
             follow(chain, line)
-        assert (sender.heard, len(line.batches), dump(chain.store)["blocks"]) == ([], 1, {})
+        assert (sender.received, len(line.batches), dump(chain.store)["blocks"]) == ([], 1, {})
 
 
 def test_utxo_067_a_daemon_without_the_store_declines(tmp_path: Path) -> None:
     sender = Listener()
     anyio.run(decline, Line([message(block(None, seq=1), sender)]))  # type: ignore[arg-type]
-    assert sender.said() == [(1, "unavailable")]
+    assert sender.statuses() == [(1, "unavailable")]
 
 
 # --- balances, as far as the indexes answer ------------------------------------------------------------------------

@@ -30,9 +30,9 @@ def submit(local: LocalStore, made: Tx = LARGE) -> tuple[str, list[str]]:
     """Return the answer to a submission, and what others heard of it."""
     sender = Listener()
     follow(local.chain, Line([message(TxSubmitted(tx=made, seq=1), sender)]))
-    ((_, said),) = sender.said()
+    ((_, statuses),) = sender.statuses()
     facts = local.chain.changes.take()
-    return said, [fact.status for fact in facts if isinstance(fact, TxStatusChanged) and fact.txid == made.txid]
+    return statuses, [fact.status for fact in facts if isinstance(fact, TxStatusChanged) and fact.txid == made.txid]
 
 
 def whole(local: LocalStore) -> bool:
@@ -47,7 +47,7 @@ def test_a_retry_continues_at_once_wherever_the_disk_was_full(tmp_path: Path) ->
         (tmp_path / str(at)).mkdir()
         with open_local_store(tmp_path / str(at), page=PAGE) as local:
             with failing(local.disk, Filled(at)) as fault:
-                first, heard = submit(local)
+                first, received = submit(local)
             if fault.seen < at:
                 assert first == "accepted" and at > 20
                 break
@@ -56,7 +56,7 @@ def test_a_retry_continues_at_once_wherever_the_disk_was_full(tmp_path: Path) ->
             assert first == "store_full" or kept, (at, first)
             again, heard_then = submit(local)
             assert again in ("accepted", "duplicate") and whole(local), (at, first, again)
-            assert heard + heard_then == ["pending"], at
+            assert received + heard_then == ["pending"], at
             with local.disk.read() as txn:
                 assert kept or local.store.lock(txn, LARGE.txid) is None
     else:

@@ -269,17 +269,17 @@ def test_zeros_in_the_middle(store: Daemon) -> None:
         client.send({"seq": 1} | block(BLOCKS[-1], tx("late", output("ann"), spends=spends)))
         assert client.receive() is None
     assert store.wait() == 3
-    (said,) = [line for line in store.log_lines() if line["event"] == "process_failed"]
-    assert said["exit_code"] == 3 and "utxod verify" in said["error"]
-    assert re.search(r"the entries of run \d+ \(txid\) are not in order", said["error"])
+    (printed,) = [line for line in store.log_lines() if line["event"] == "process_failed"]
+    assert printed["exit_code"] == 3 and "utxod verify" in printed["error"]
+    assert re.search(r"the entries of run \d+ \(txid\) are not in order", printed["error"])
 
 
 def test_an_export_from_which_a_value_is_missing(store: Daemon) -> None:
     """A page of an earlier commit is sound by itself: what it does not have is missed at the end."""
     harm(folder(store), lambda hand: hand.delete(OUTPUT, hand.rows(OUTPUT)[3][0]))
-    told = CliRunner().invoke(main, ["export", "--config", str(store.config)])
-    assert told.exit_code == 3
-    assert re.search(r"\d+ unspent outputs have records, but the state counts 3501: .*`utxod verify`", told.stderr)
+    reported = CliRunner().invoke(main, ["export", "--config", str(store.config)])
+    assert reported.exit_code == 3
+    assert re.search(r"\d+ unspent outputs have records, but the state counts 3501: .*`utxod verify`", reported.stderr)
 
 
 def test_a_sound_file_may_be_shorter_than_in_its_meta_page(tmp_path: Path) -> None:
@@ -451,8 +451,8 @@ def test_a_signal_from_outside_is_only_logged(store: Daemon) -> None:
     store.process.send_signal(signal.SIGABRT)
     assert store.wait() == -signal.SIGABRT
     store.start()
-    (told,) = [line for line in store.log_lines() if line["event"] == "crash_found"]
-    assert told["how"] == "Aborted" and "/storage/" not in told["where"]
+    (reported,) = [line for line in store.log_lines() if line["event"] == "crash_found"]
+    assert reported["how"] == "Aborted" and "/storage/" not in reported["where"]
     assert store.term() == 0
     assert not (folder(store) / "crash").exists()
 
@@ -504,7 +504,7 @@ ROWS: dict[str, tuple[Callable[[Hand], object], list[str]]] = {
     "a list of runs that is a map": (meta(b"runs:txid", A_MAP), ["output"]),
     "a list of runs of no bytes": (meta(b"runs:address_hash", NOTHING), ["address"]),
 }
-for table, asked in {
+for table, requests in {
     BLOCK: ["status", "changes"],
     TX: ["export", "output", "address"],
     OUTPUT: ["export", "output", "address", "changes"],
@@ -514,7 +514,7 @@ for table, asked in {
     FILTER: ["output"],
 }.items():
     for name, change in CHANGES.items():
-        ROWS[f"{table}: {name}"] = (every(table, change), asked)
+        ROWS[f"{table}: {name}"] = (every(table, change), requests)
 for table in (TX, OUTPUT):
     ROWS[f"{table}: zeros at the end"] = (every(table, zeros_at_the_end), ["export"])
     ROWS[f"{table}: no records"] = (every(table, lambda _: seal(0)), ["export", "output"])
@@ -523,16 +523,16 @@ for table in (TX, OUTPUT):
 @pytest.mark.parametrize("kind", ROWS)
 def test_an_unreadable_row_is_one_line(store: Daemon, kind: str) -> None:
     """Whatever the code that reads it raises: no traceback, and what to do. In this process: it is many commands."""
-    damage, asked = ROWS[kind]
+    damage, requests = ROWS[kind]
     harm(folder(store), damage)
-    for command, *arguments in (ASKED[name] for name in asked):
+    for command, *arguments in (ASKED[name] for name in requests):
         words = [command, *arguments[:1], "--config", str(store.config), *arguments[1:]]
-        told = CliRunner().invoke(main, words)
-        assert told.exit_code == 3, (command, told.output)
-        assert isinstance(told.exception, SystemExit), told.exception
-        assert re.fullmatch("Error: .*(`utxod verify`|this store is for .*)\n", told.stderr), told.stderr
-    told = CliRunner().invoke(main, ["verify", "--quick", "--config", str(store.config)])
-    assert told.exit_code == 3 and isinstance(told.exception, SystemExit), told
+        reported = CliRunner().invoke(main, words)
+        assert reported.exit_code == 3, (command, reported.output)
+        assert isinstance(reported.exception, SystemExit), reported.exception
+        assert re.fullmatch("Error: .*(`utxod verify`|this store is for .*)\n", reported.stderr), reported.stderr
+    reported = CliRunner().invoke(main, ["verify", "--quick", "--config", str(store.config)])
+    assert reported.exit_code == 3 and isinstance(reported.exception, SystemExit), reported
 
 
 def test_only_what_reads_rows_is_taken_for_damage(store: Daemon) -> None:

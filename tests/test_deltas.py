@@ -34,10 +34,10 @@ Born = tuple[OutPoint, Coin]
 
 def changes(model: Model, ordinal: int) -> tuple[list[Born], list[tuple[Born, bytes]]]:
     """Return what a block created, and what it spent by which transaction, by the rules of the model."""
-    coins, told = dict(model.moments[ordinal - 1].coins), model.moments[ordinal].block
+    coins, fed_api = dict(model.moments[ordinal - 1].coins), model.moments[ordinal].block
     born, spent = list[Born](), list[tuple[Born, bytes]]()
-    assert told is not None
-    for number, each in enumerate(told.txs):
+    assert fed_api is not None
+    for number, each in enumerate(fed_api.txs):
         again = [point for point in coins if point[0] == each.txid]
         for point in [*dict.fromkeys(each.inputs if each.valid else each.collateral), *again]:
             if coin := coins.pop(point, None):
@@ -51,13 +51,13 @@ def changes(model: Model, ordinal: int) -> tuple[list[Born], list[tuple[Born, by
 def expected(model: Model, ordinal: int, *, mmr: bool) -> dict[int, Any]:
     """Return the map of a delta by the keys of the design; what was spent is sorted."""
     born, spent = changes(model, ordinal)
-    point, told = model.moments[ordinal].point, model.moments[ordinal].block
-    assert point is not None and told is not None
+    point, fed_api = model.moments[ordinal].point, model.moments[ordinal].block
+    assert point is not None and fed_api is not None
 
     def entry(each: Born) -> dict[int, Any]:
         return {0: list(each[0]), 1: cbor2.loads(leaf(*each, model.moments[each[1].place[0]]))[1]}
 
-    failed = [each for each in told.txs if not each.valid]
+    failed = [each for each in fed_api.txs if not each.valid]
     delta: dict[int, Any] = {
         0: point.height,
         1: point.slot,
@@ -95,30 +95,30 @@ def delta_of(shot: Snapshot, windows: Windows, block: int | bytes) -> dict[int, 
 def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str) -> None:
     """Blocks come in batches; what they created may have been spent since."""
     rng, model, invalid = Random(7), Model(2, 12), 0
-    with open_chain(tmp_path, store=store, prune_depth=2, rollback_window=12) as told:
+    with open_chain(tmp_path, store=store, prune_depth=2, rollback_window=12) as fed_api:
         genesis = random_genesis(rng)
-        told.seed(genesis)
+        fed_api.seed(genesis)
         model.seed(genesis)
         blocks = random_chain(rng, 40)
         for each in blocks:
             model.apply(each)
         while blocks:
             count = rng.randint(1, 4)
-            feed(told, *blocks[:count])
+            feed(fed_api, *blocks[:count])
             blocks = blocks[count:]
-            prune_all(told)
-        with Query(told.store, CODEC, "cardano").snapshot() as shot:
+            prune_all(fed_api)
+        with Query(fed_api.store, CODEC, "cardano").snapshot() as shot:
             for ordinal, moment in enumerate(model.moments[1:], start=1):
                 assert moment.point is not None
                 if ordinal <= 28:
-                    for gone in (moment.point.height, moment.point.hash):
+                    for removed in (moment.point.height, moment.point.hash):
                         with pytest.raises(NoDelta) as none:
-                            find(shot, told.windows, gone, InCbor(shot))
+                            find(shot, fed_api.windows, removed, InCbor(shot))
                         assert none.value.code == "delta_gone"
                 else:
-                    delta = delta_of(shot, told.windows, moment.point.hash)
+                    delta = delta_of(shot, fed_api.windows, moment.point.hash)
                     assert delta == expected(model, ordinal, mmr=store == "mmr")
-                    assert delta == delta_of(shot, told.windows, moment.point.height)
+                    assert delta == delta_of(shot, fed_api.windows, moment.point.height)
                     invalid += 6 in delta
     assert invalid > 0
 
@@ -126,28 +126,28 @@ def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str) -> None:
 @pytest.mark.parametrize("lost", [OUTPUT, UNDO, TX])
 def test_a_delta_that_cannot_be_read_is_damage(tmp_path: Path, lost: str) -> None:
     """What the block created or spent is not there, or whose outputs they were."""
-    with open_chain(tmp_path) as told:
+    with open_chain(tmp_path) as fed_api:
         parent = chain_block(None, chain_tx("a", chain_output("ann"), chain_output("bob")))
-        feed(told, parent)
-        feed(told, chain_block(parent, chain_tx("b", chain_output("cid"), spends=[(parent.txs[0].txid, 0)])))
-        store = told.store
+        feed(fed_api, parent)
+        feed(fed_api, chain_block(parent, chain_tx("b", chain_output("cid"), spends=[(parent.txs[0].txid, 0)])))
+        store = fed_api.store
         with Query(store, CODEC, "cardano").snapshot() as shot:
-            delta = delta_of(shot, told.windows, 2)
+            delta = delta_of(shot, fed_api.windows, 2)
             assert (len(delta[3]), len(delta[4])) == (1, 1)
         store.disk.write(lambda txn: txn.drop(store.disk.tables[lost], delete=False))
         with Query(store, CODEC, "cardano").snapshot() as shot, pytest.raises(Damaged):
-            delta_of(shot, told.windows, 2)
+            delta_of(shot, fed_api.windows, 2)
 
 
 def test_a_boundary_block_shares_its_height(tmp_path: Path) -> None:
     """By height the first block is found, by hash each of them."""
-    with open_chain(tmp_path) as told:
+    with open_chain(tmp_path) as fed_api:
         blocks = random_chain(Random(3), 2)
         boundary = chain_block(blocks[-1], height=2, slot=(blocks[-1].slot or 0) + 1)
-        feed(told, *blocks, boundary)
-        with Query(told.store, CODEC, "cardano").snapshot() as shot:
-            assert delta_of(shot, told.windows, 2)[2] == blocks[-1].hash
-            assert delta_of(shot, told.windows, boundary.hash)[2] == boundary.hash
+        feed(fed_api, *blocks, boundary)
+        with Query(fed_api.store, CODEC, "cardano").snapshot() as shot:
+            assert delta_of(shot, fed_api.windows, 2)[2] == blocks[-1].hash
+            assert delta_of(shot, fed_api.windows, boundary.hash)[2] == boundary.hash
 
 
 # --- over HTTP -----------------------------------------------------------------------------------------------------
@@ -157,49 +157,49 @@ def without_spend(utxo: Message) -> Message:
     return {name: value for name, value in utxo.items() if not name.startswith("spent_")}
 
 
-def changed(told: Api, name: str, index: int = 0, by: str | None = None) -> Message:
-    utxo = without_spend(told.get(utxo_path(name, index)))
+def changed(fed_api: Api, name: str, index: int = 0, by: str | None = None) -> Message:
+    utxo = without_spend(fed_api.get(utxo_path(name, index)))
     spender = {} if by is None else {"spent_tx_hash": digest("tx", by).hex()}
     return {"tx_hash": utxo["tx_hash"], "output_index": index} | spender | {"utxo": utxo}
 
 
 def test_a_delta_over_http() -> None:
-    with short_folder() as folder, running_api(folder) as told:
-        told.feed(GENESIS, FIRST, SECOND)
+    with short_folder() as folder, running_api(folder) as fed_api:
+        fed_api.feed(GENESIS, FIRST, SECOND)
         path = "/api/v1/blocks/2/delta"
-        answer = told.ask(path)
+        answer = fed_api.ask(path)
         assert answer.json() == {
             "block_number": 2,
             "slot": 60,
             "block_hash": SECOND["hash"].hex(),
-            "created": [changed(told, "failed", 1), changed(told, "pay")],
+            "created": [changed(fed_api, "failed", 1), changed(fed_api, "pay")],
             "spent": [
-                changed(told, "pledge", by="failed"),
-                changed(told, "bare", 2, by="pay"),
-                changed(told, "bare", 3, by="pay"),
+                changed(fed_api, "pledge", by="failed"),
+                changed(fed_api, "bare", 2, by="pay"),
+                changed(fed_api, "bare", 3, by="pay"),
             ],
             "flags": {"contains_invalid_tx": True},
             "tx_flags": [{"tx_hash": digest("tx", "failed").hex(), "is_invalid": True, "had_collateral_return": True}],
             "mmr": None,
         }
         assert answer.json()["created"][0]["utxo"]["is_collateral_return"] is True
-        by_hash = told.ask(f"/api/v1/blocks/{SECOND['hash'].hex().upper()}/delta")
+        by_hash = fed_api.ask(f"/api/v1/blocks/{SECOND['hash'].hex().upper()}/delta")
         assert by_hash.content == answer.content and by_hash.headers["etag"] == answer.headers["etag"]
-        first = told.get("/api/v1/blocks/1/delta")
+        first = fed_api.get("/api/v1/blocks/1/delta")
         assert (first["slot"], len(first["created"]), first["spent"], first["tx_flags"]) == (20, 15, [], [])
 
-        coded = told.ask(path, **AS_CBOR)
+        coded = fed_api.ask(path, **AS_CBOR)
         assert coded.headers["content-type"] == "application/cbor" and coded.headers["etag"] != answer.headers["etag"]
         delta = cbor2.loads(coded.content)
         assert coded.content == canonical(delta)
         spends = [("pledge", 0, "failed"), ("bare", 2, "pay"), ("bare", 3, "pay")]
-        records = [cbor2.loads(told.ask(utxo_path(name, n), **AS_CBOR).content)[6] for name, n, _ in spends]
+        records = [cbor2.loads(fed_api.ask(utxo_path(name, n), **AS_CBOR).content)[6] for name, n, _ in spends]
         assert delta == {
             0: 2,
             1: 60,
             2: SECOND["hash"],
             3: [
-                {0: [digest("tx", name), n], 1: cbor2.loads(told.ask(utxo_path(name, n), **AS_CBOR).content)}
+                {0: [digest("tx", name), n], 1: cbor2.loads(fed_api.ask(utxo_path(name, n), **AS_CBOR).content)}
                 for name, n in (("failed", 1), ("pay", 0))
             ],
             4: [
@@ -211,39 +211,39 @@ def test_a_delta_over_http() -> None:
         }
         for each in (answer, coded):
             assert [each.headers[name] for name in TIP] == ["2", "60", SECOND["hash"].hex()]
-            same = told.ask(path, **{"If-None-Match": each.headers["etag"], "Accept": each.headers["content-type"]})
+            same = fed_api.ask(path, **{"If-None-Match": each.headers["etag"], "Accept": each.headers["content-type"]})
             assert (same.status_code, same.content) == (304, b"")
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "4294967296", "1.0", "ab", "0" * 63, "zz" * 32, "%C2%B2", "0x1"])
-def test_what_is_no_block_is_refused(told: Api, text: str) -> None:
-    failure(told.ask(f"/api/v1/blocks/{text}/delta"), 400, "bad_parameter", "block is", "64 hex digits")
+def test_what_is_no_block_is_refused(fed_api: Api, text: str) -> None:
+    failure(fed_api.ask(f"/api/v1/blocks/{text}/delta"), 400, "bad_parameter", "block is", "64 hex digits")
 
 
 @pytest.fixture(scope="module")
-def told() -> Any:
+def fed_api() -> Any:
     """A daemon with a window of three blocks that has taken a branch back."""
     blocks, utxo = chain(8), {"rollback_window": 3, "prune_depth": 1}
-    with short_folder() as folder, running_api(folder, utxo=utxo) as told:
+    with short_folder() as folder, running_api(folder, utxo=utxo) as fed_api:
         lost = chain(2, blocks[-1], branch="lost")
-        told.feed(*blocks, *lost, back_to(blocks[-1]))
-        told.blocks, told.lost = blocks, lost  # type: ignore[attr-defined]
-        yield told
+        fed_api.feed(*blocks, *lost, back_to(blocks[-1]))
+        fed_api.blocks, fed_api.lost = blocks, lost  # type: ignore[attr-defined]
+        yield fed_api
 
 
-def test_blocks_without_a_delta(told: Any) -> None:
+def test_blocks_without_a_delta(fed_api: Any) -> None:
     """Unknown, of another branch, and at or below the rollback floor; what they say of the tip is as everywhere."""
-    blocks = told.blocks
-    for unknown in (9, 4294967295, "ab" * 32, told.lost[0]["hash"].hex()):
-        answer = told.ask(f"/api/v1/blocks/{unknown}/delta")
+    blocks = fed_api.blocks
+    for unknown in (9, 4294967295, "ab" * 32, fed_api.lost[0]["hash"].hex()):
+        answer = fed_api.ask(f"/api/v1/blocks/{unknown}/delta")
         failure(answer, 404, "unknown_block")
         assert answer.headers["x-tip-height"] == "8"
-    floor = told.get("/api/v1/status")["utxo"]["rollback_floor"]["height"]
+    floor = fed_api.get("/api/v1/status")["utxo"]["rollback_floor"]["height"]
     assert floor in (5, 6)
-    for gone in (*range(floor + 1), blocks[floor - 1]["hash"].hex(), blocks[1]["hash"].hex()):
-        failure(told.ask(f"/api/v1/blocks/{gone}/delta"), 404, "delta_gone", f"rollback floor, height {floor}")
+    for removed in (*range(floor + 1), blocks[floor - 1]["hash"].hex(), blocks[1]["hash"].hex()):
+        failure(fed_api.ask(f"/api/v1/blocks/{removed}/delta"), 404, "delta_gone", f"rollback floor, height {floor}")
     for height in range(floor + 1, 9):
-        assert told.get(f"/api/v1/blocks/{height}/delta")["block_hash"] == blocks[height - 1]["hash"].hex()
+        assert fed_api.get(f"/api/v1/blocks/{height}/delta")["block_hash"] == blocks[height - 1]["hash"].hex()
 
 
 def test_an_empty_store_has_no_block() -> None:
@@ -264,12 +264,12 @@ def test_a_large_delta_lets_others_through_and_has_a_limit() -> None:
 # --- on the command line -------------------------------------------------------------------------------------------
 
 
-def test_a_delta_on_the_command_line(told: Any) -> None:
+def test_a_delta_on_the_command_line(fed_api: Any) -> None:
     path = "/api/v1/blocks/8/delta"
-    for text in ("8", told.blocks[7]["hash"].hex()):
-        assert utxod(told.daemon, "query", "delta", text, "--json").json() == told.get(path)
-    said = utxod(told.daemon, "query", "delta", "8")
-    assert said.code == 0 and "created 1" in said.out and "spent 1" in said.out
-    assert "rollback floor, height " in utxod(told.daemon, "query", "delta", "2").one_line(1)
-    assert "no block of height 9" in utxod(told.daemon, "query", "delta", "9").one_line(1)
-    assert "64 hex digits" in utxod(told.daemon, "query", "delta", "x").one_line(2)
+    for text in ("8", fed_api.blocks[7]["hash"].hex()):
+        assert utxod(fed_api.daemon, "query", "delta", text, "--json").json() == fed_api.get(path)
+    reported = utxod(fed_api.daemon, "query", "delta", "8")
+    assert reported.code == 0 and "created 1" in reported.out and "spent 1" in reported.out
+    assert "rollback floor, height " in utxod(fed_api.daemon, "query", "delta", "2").one_line(1)
+    assert "no block of height 9" in utxod(fed_api.daemon, "query", "delta", "9").one_line(1)
+    assert "64 hex digits" in utxod(fed_api.daemon, "query", "delta", "x").one_line(2)

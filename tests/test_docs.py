@@ -300,7 +300,9 @@ def test_the_licence_of_every_dependency_is_listed() -> None:
     assert {name for name, _ in run} <= {name for name, _ in locked}, "what ./run installs is distributed too"
     assert listed.keys() == {name for name, marker in locked if "pypy" not in marker}  # it needs CPython
     for name, licence in listed.items():
-        told = metadata.metadata(name)
-        classified = [each.split(" :: ")[-1] for each in told.get_all("Classifier") or [] if each.startswith("License")]
+        reported = metadata.metadata(name)
+        classified = [
+            each.split(" :: ")[-1] for each in reported.get_all("Classifier") or [] if each.startswith("License")
+        ]
         spelt = " OR ".join(sorted(SPELT[each] for each in classified if each in SPELT))
-        assert licence in {told["License-Expression"], spelt, told["License"]}, (name, licence, spelt)
+        assert licence in {reported["License-Expression"], spelt, reported["License"]}, (name, licence, spelt)

@@ -44,7 +44,7 @@ def command(language: str, name: str, *arguments: str | Path) -> list[str]:
     return [*program[:-1], str(EXAMPLES / program[-1]), *map(str, arguments)]
 
 
-def said(language: str, name: str, *arguments: str | Path) -> list[str]:
+def output_of(language: str, name: str, *arguments: str | Path) -> list[str]:
     """Run an example to its end; return the lines that it printed."""
     done = subprocess.run(
         command(language, name, *arguments), capture_output=True, timeout=PATIENCE_S, env=environment(), check=False
@@ -73,71 +73,71 @@ def named(text: str) -> bytes:
 def test_the_feeder_brings_its_chain_wherever_the_daemon_is(language: str, daemon: Daemon) -> None:
     """To an empty store; to one that has it; to one that left it after block 200; to one of another chain."""
     whole = f"{BLOCKS + 1} messages are on disk, the tip is {BLOCKS}"
-    assert said(language, "feeder", daemon.socket) == [f"{BLOCKS} messages are on disk, the tip is {BLOCKS}"]
+    assert output_of(language, "feeder", daemon.socket) == [f"{BLOCKS} messages are on disk, the tip is {BLOCKS}"]
     (line,) = daemon.export()
     assert line.startswith(f"{named(f'tx {BLOCKS}').hex()},0,1000000,60")
-    assert said(language, "feeder", daemon.socket) == [f"0 messages are on disk, the tip is {BLOCKS}"]
+    assert output_of(language, "feeder", daemon.socket) == [f"0 messages are on disk, the tip is {BLOCKS}"]
     with daemon.client() as client:
         stray = {"height": 201, "slot": 4020, "prev_hash": named("block 200"), "hash": named("stray")}
         to = {"hash": named("block 200")}
         answers = client.feed([{"type": "Rollback", "to": to}, {"type": "BlockApplied"} | stray])
         assert statuses(answers) == ["rolled_back", "applied"]
-    (again,) = said(language, "feeder", daemon.socket)
+    (again,) = output_of(language, "feeder", daemon.socket)
     assert 101 <= int(again.split()[0]) < BLOCKS  # from the nearest block that `points` names
     assert daemon.export() == [line]
     with daemon.client() as client:
         assert statuses(client.feed([back_to("origin"), block(None)])) == ["rolled_back", "applied"]
-    assert said(language, "feeder", daemon.socket) == [whole]
+    assert output_of(language, "feeder", daemon.socket) == [whole]
     assert daemon.export() == [line]
     daemon.assert_sound()
 
 
 def test_the_subscriber_misses_nothing(language: str, daemon: Daemon, tmp_path: Path) -> None:
     """It is killed and goes on behind its bookmark; it ends when the daemon does."""
-    said("python", "feeder", daemon.socket)
-    heard = list[str]()
+    output_of("python", "feeder", daemon.socket)
+    received = list[str]()
 
     def read_until(done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         while not done():
             line = process.stdout.readline()
             assert line, "it has ended, or was too slow"
-            heard.append(line.rstrip())
+            received.append(line.rstrip())
 
     arguments = command(language, "subscriber", daemon.socket, tmp_path / "bookmark")
     with following(arguments) as process:
-        read_until(lambda: len(heard) >= 100, process)
+        read_until(lambda: len(received) >= 100, process)
         process.kill()
         assert process.stdout is not None
-        heard += process.stdout.read().splitlines()  # what it had printed, and noted, by then
+        received += process.stdout.read().splitlines()  # what it had printed, and noted, by then
     with following(arguments) as process:
-        read_until(lambda: len(set(heard)) == BLOCKS, process)
+        read_until(lambda: len(set(received)) == BLOCKS, process)
         with daemon.client() as client:
             assert client.ask(back_to("origin"))["status"] == "rolled_back"
-        read_until(lambda: heard[-1] == "rolled back to origin", process)  # after the transactions of undone blocks
+        read_until(lambda: received[-1] == "rolled back to origin", process)  # after the transactions of undone blocks
         assert daemon.term() == 0
         assert process.wait(PATIENCE_S) == 0
     blocks = [f"block {height} {named(f'block {height}').hex()}" for height in range(1, BLOCKS + 1)]
     waiting = {f"transaction {named(f'tx {height}').hex()} pending rollback" for height in range(1, BLOCKS + 1)}
-    told = list(dict.fromkeys(heard))
-    assert len(heard) <= len(told) + 1  # the fact at which it was killed may come again
-    assert told[:BLOCKS] == blocks and told[-1] == "rolled back to origin"
-    assert set(told[BLOCKS:-1]) == waiting
+    reported = list(dict.fromkeys(received))
+    assert len(received) <= len(reported) + 1  # the fact at which it was killed may come again
+    assert reported[:BLOCKS] == blocks and reported[-1] == "rolled back to origin"
+    assert set(reported[BLOCKS:-1]) == waiting
 
 
 def test_the_submitter_learns_which_transaction_has_the_output(language: str, daemon: Daemon) -> None:
-    said("python", "feeder", daemon.socket)
+    output_of("python", "feeder", daemon.socket)
     free = f"{named(f'tx {BLOCKS}').hex()}#0"
     first = named("first").hex()
-    assert said(language, "submitter", daemon.socket, free) == [
+    assert output_of(language, "submitter", daemon.socket, free) == [
         "first accepted",
         f"second SPENT by {first}",
         "withdrawn accepted",
     ]
     spent = f"{named('tx 1').hex()}#0"
-    assert said(language, "submitter", daemon.socket, spent) == [
+    assert output_of(language, "submitter", daemon.socket, spent) == [
         f"first SPENT by {named('tx 2').hex()}",
         f"second SPENT by {named('tx 2').hex()}",
         "withdrawn TX_NOT_FOUND",
     ]
-    assert said(language, "submitter", daemon.socket, f"{'77' * 32}#0")[0] == "first TX_NOT_FOUND"
+    assert output_of(language, "submitter", daemon.socket, f"{'77' * 32}#0")[0] == "first TX_NOT_FOUND"

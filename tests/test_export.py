@@ -61,8 +61,8 @@ class Scenario:
             return []
         left = self.random.randint(lowest, highest)
         self.chain.rollback(back_to(self.chain_now[left - 1]))
-        gone, self.chain_now = self.chain_now[left:], self.chain_now[:left]
-        return gone
+        removed, self.chain_now = self.chain_now[left:], self.chain_now[:left]
+        return removed
 
     def step(self) -> None:
         """Let something happen between two reads."""
@@ -76,10 +76,10 @@ class Scenario:
                 self.branches.meet("a rollback below the boundary", self.back(below=True))
                 self.blocks(self.random.randrange(6))
             case "again":
-                if gone := self.back(below=True):
+                if removed := self.back(below=True):
                     self.branches.meet("the boundary rolled back and applied again")
-                    feed(self.chain, *gone)
-                    self.chain_now += gone
+                    feed(self.chain, *removed)
+                    self.chain_now += removed
             case "elided" if self.random.random() < 0.2:
                 self.branches.meet("blocks far below the network's tip")
                 self.blocks(2, network_height=1 << 20)

@@ -188,15 +188,15 @@ async def test_the_feeder_has_room_of_its_own(inbox: Inbox) -> None:
 
 @pytest.mark.anyio
 async def test_room_that_was_waited_for_and_not_taken_is_given_to_others(inbox: Inbox) -> None:
-    busy, gone, next_ = (Channel(inbox, "user") for _ in range(3))
+    busy, removed, next_ = (Channel(inbox, "user") for _ in range(3))
     await busy.reserve(9 * weight(0) - 512)
     async with anyio.create_task_group() as all_:
         with anyio.move_on_after(0.01):
-            await gone.reserve(4000)  # the first in the line, and too long for what is left
+            await removed.reserve(4000)  # the first in the line, and too long for what is left
         all_.start_soon(next_.reserve, 0)
     assert inbox.reserved == CAPACITY and inbox.clients == 2
     with anyio.move_on_after(0.01):
-        await gone.reserve(0)
+        await removed.reserve(0)
     busy.release(9 * weight(0) - 512)
     next_.release(0)
     assert inbox.reserved == 0 and inbox.clients == 0

@@ -326,12 +326,12 @@ def test_a_full_disk_refuses_the_whole_batch(tmp_path: Path) -> None:
         before = dump(chain.store)
         with failing(chain.store.disk, Fault(4)):
             take(turns, *[message(each, sender) for each in (one, next_one, two)])
-        assert sender.said() == [(1, "store_full"), (2, "store_full"), (3, "fork")]
-        assert all(answer.retryable == (answer.code == "store_full") for answer in sender.heard)  # type: ignore[union-attr]
+        assert sender.statuses() == [(1, "store_full"), (2, "store_full"), (3, "fork")]
+        assert all(answer.retryable == (answer.code == "store_full") for answer in sender.received)  # type: ignore[union-attr]
         assert (dump(chain.store), chain.tip, chain.take_facts()) == (before, None, [])
-        sender.heard.clear()
+        sender.received.clear()
         take(turns, *[message(each, sender) for each in (one, next_one)])
-        assert sender.said() == [(1, "applied"), (2, "applied")]
+        assert sender.statuses() == [(1, "applied"), (2, "applied")]
         assert live(chain.store) == {at("O"): (output("ann").address, 1)}
 
 
@@ -344,15 +344,15 @@ def test_a_full_disk_refuses_a_rollback_and_what_waits_before_it(tmp_path: Path)
         before = dump(chain.store)
         with failing(chain.store.disk, Fault(1)):
             take(turns, message(second, sender))
-        assert sender.said() == [(1, "store_full")]
-        sender.heard.clear()
+        assert sender.statuses() == [(1, "store_full")]
+        sender.received.clear()
         to_origin = type(back_to("origin"))(to="origin", seq=2)
         with failing(chain.store.disk, Fault(1)):
             take(turns, message(to_origin, sender))
-        assert sender.said() == [(2, "store_full")]
+        assert sender.statuses() == [(2, "store_full")]
         assert dump(chain.store) == before
         take(turns, message(second, sender), message(to_origin, sender))
-        assert sender.said()[1:] == [(1, "applied"), (2, "rolled_back")]
+        assert sender.statuses()[1:] == [(1, "applied"), (2, "rolled_back")]
 
 
 def test_a_full_disk_stops_pruning_until_the_next_block(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Twin:
                 assert self.ghosts() == 0
                 assert self.local.chain.tx_blocks is not None
                 self.local.chain.tx_blocks.settle()
-        return sender.said(), facts
+        return sender.statuses(), facts
 
     def ghosts(self) -> int:
         with self.local.disk.read() as txn:
@@ -156,7 +156,7 @@ def rows(local: LocalStore) -> dict[str, int]:
         return {name: count for name in tables if (count := txn.stat(local.disk.tables[name])["entries"])}
 
 
-def told(local: LocalStore) -> list[tuple[str, str, object]]:
+def reported(local: LocalStore) -> list[tuple[str, str, object]]:
     names = {txid(name): name for name in ("a", "b", "c", "d", "rival")}
     facts = [fact for fact in local.chain.changes.take() if isinstance(fact, TxStatusChanged)]
     return [(names[fact.txid], fact.status, fact.cause) for fact in facts]
@@ -170,10 +170,10 @@ def test_a_rollback_writes_no_records_and_the_same_blocks_leave_nothing(local: L
     with local.disk.read() as txn:
         found = look(local.transactions.view(txn), at("c"))
     assert found == Looked("OK", output_hash(*at("c"), body(PAY))), "bodies of the blocks that stay are before it"
-    assert told(local) == [(name, "pending", BlockRolledBack()) for name in ("c", "d", "a", "b")]
+    assert reported(local) == [(name, "pending", BlockRolledBack()) for name in ("c", "d", "a", "b")]
     feed(local.chain, TWO, THREE)
     assert rows(local) == {}
-    assert told(local) == [(name, "mined", InBlock()) for name in ("a", "b", "c", "d")]
+    assert reported(local) == [(name, "mined", InBlock()) for name in ("a", "b", "c", "d")]
     assert audit(local.transactions) == Audited([], [])
 
 
@@ -211,8 +211,8 @@ def test_another_content_in_a_block_is_noticed_with_rows_and_without(tmp_path: P
         with open_local_store(tmp_path / str(with_rows), windows=Windows(20, 20)) as local:
             twin = Twin(local, with_rows=with_rows)
             twin.tell([ONE, TWO, THREE])
-            said = twin.tell([back_to(ONE)]), twin.tell([block(ONE, again, THREE.txs[1])])
-            found.append((said, twin.repaired, twin.answers(map(txid, "abcd"))))
+            statuses = twin.tell([back_to(ONE)]), twin.tell([block(ONE, again, THREE.txs[1])])
+            found.append((statuses, twin.repaired, twin.answers(map(txid, "abcd"))))
     assert found[0] == found[1]
 
 
@@ -238,7 +238,7 @@ def test_a_refused_message_leaves_ghosts_alone(local: LocalStore) -> None:
     before, sender = rows(local), Listener()
     names = [[txid("a"), txid("nobody")], [txid("d")]]
     take(local.turns, *(message(TxConflicting(seq=n, txids=some), sender) for n, some in enumerate(names)))
-    assert sender.said() == [(0, "TX_NOT_FOUND"), (1, "accepted")]
+    assert sender.statuses() == [(0, "TX_NOT_FOUND"), (1, "accepted")]
     with local.disk.read() as txn:
         view = local.transactions.view(txn)
         a, d = view.pooled(txid("a")), view.pooled(txid("d"))
@@ -267,14 +267,14 @@ def test_entries_are_found_by_prefix_and_index(
         for other in ((4, 0, BY_PARENT), (6, 0, BY_PARENT), (5, 0, BY_ID)):
             disk.write(partial(index.put, part=other, prefixes=prefixes, indexes=columns[:, 1], numbers=numbers))
         disk.write(lambda txn: index.put(txn, part, prefixes, columns[:, 1], numbers))
-        asked = np.array(sorted(wanted), np.int64).reshape(-1, 2)
+        requests = np.array(sorted(wanted), np.int64).reshape(-1, 2)
         with disk.read() as txn:
-            places, entries = index.find(txn, part, (asked[:, 0] * 2**60).astype(np.uint64), asked[:, 1])
+            places, entries = index.find(txn, part, (requests[:, 0] * 2**60).astype(np.uint64), requests[:, 1])
             found = sorted(zip(places.tolist(), entries["number"].tolist(), strict=True))
             assert found == sorted(
                 (place, n) for place, want in enumerate(sorted(wanted)) for n, key in enumerate(stored) if key == want
             )
-            places, entries = index.find(txn, part, (asked[:, 0] * 2**60).astype(np.uint64))
+            places, entries = index.find(txn, part, (requests[:, 0] * 2**60).astype(np.uint64))
             found = sorted(zip(places.tolist(), entries["number"].tolist(), strict=True))
             assert found == sorted(
                 (place, n)
@@ -309,7 +309,7 @@ def _flip(table: str) -> Callable[[Txn, LocalStore], object]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "statuses"),
     [
         (_lose(META), "block 0 of generation 0 of the ghosts is missing"),
         (_lose(LIVE), "0 transactions are marked as ghosts, but the generations count 4"),
@@ -319,12 +319,12 @@ def _flip(table: str) -> Callable[[Txn, LocalStore], object]:
         *[(_flip(table), "checksum") for table in TABLES],
     ],
 )
-def test_damage_is_found(local: LocalStore, damage: Callable[[Txn, LocalStore], object], said: str) -> None:
+def test_damage_is_found(local: LocalStore, damage: Callable[[Txn, LocalStore], object], statuses: str) -> None:
     local.chain.rollback(back_to(ONE))
     assert audit(local.transactions) == Audited([], [])
     local.disk.write(lambda txn: damage(txn, local))
     found = audit(local.transactions).findings
-    assert any(said in each for each in found), found
+    assert any(statuses in each for each in found), found
 
 
 def test_a_wrong_count_is_found(local: LocalStore) -> None:

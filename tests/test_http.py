@@ -102,7 +102,7 @@ def documented(*left_out: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Api]:
+def fed_api() -> Iterator[Api]:
     with short_folder() as folder, running_api(folder) as api:
         api.feed(GENESIS, FIRST, SECOND)
         yield api
@@ -144,11 +144,11 @@ FIELDS = [*expected_bare()]
 OWNERS = [name for name in FIELDS if name.startswith("owner_")]
 
 
-def test_an_output_field_by_field(told: Api) -> None:
-    assert [*told.get(utxo_path("bare")).items()] == [*expected_bare().items()]
+def test_an_output_field_by_field(fed_api: Api) -> None:
+    assert [*fed_api.get(utxo_path("bare")).items()] == [*expected_bare().items()]
 
 
-def test_owners_are_read_from_the_address(told: Api) -> None:
+def test_owners_are_read_from_the_address(fed_api: Api) -> None:
     nobody = dict.fromkeys(OWNERS)
     with_stake = {"owner_stake_addr": STAKE, "owner_stake_credential": DELEGATED}
     script = {"owner_payment_credential": VECTORS["script"][1][2:58]}
@@ -157,12 +157,12 @@ def test_owners_are_read_from_the_address(told: Api) -> None:
         (3, "script", script | with_stake),
         (4, "byron", {}),
     ):
-        found = told.get(utxo_path("bare", index))
+        found = fed_api.get(utxo_path("bare", index))
         assert {owner: found[owner] for owner in OWNERS} == nobody | {"owner_addr": VECTORS[name][0]} | owners
 
 
-def test_amounts_have_the_base_unit_first_and_quantities_as_strings(told: Api) -> None:
-    assert told.get(utxo_path("assets"))["amounts"] == [
+def test_amounts_have_the_base_unit_first_and_quantities_as_strings(fed_api: Api) -> None:
+    assert fed_api.get(utxo_path("assets"))["amounts"] == [
         lovelace(6),
         {"unit": f"{POLICY}676f6c64", "policy_id": POLICY, "asset_name": "676f6c64", "quantity": str(HUGE)},
         {"unit": POLICY, "policy_id": POLICY, "asset_name": "", "quantity": "1"},
@@ -170,37 +170,37 @@ def test_amounts_have_the_base_unit_first_and_quantities_as_strings(told: Api) -
     ]
 
 
-def test_hashes_of_datums_and_scripts_are_given_or_derived(told: Api) -> None:
+def test_hashes_of_datums_and_scripts_are_given_or_derived(fed_api: Api) -> None:
     for path, found in (
         (utxo_path("datum"), (DATUM_HASH, DATUM.hex())),
         (utxo_path("datum", 1), (digest("datum").hex(), None)),
         (utxo_path("empty datum"), (blake2b(b"", digest_size=32).hexdigest(), "")),
     ):
-        answer = told.get(path)
+        answer = fed_api.get(path)
         assert (answer["data_hash"], answer["inline_datum"]) == found
     given = {utxo_path("script"): ("82014100", digest("script", size=28).hex())}
     derived = {utxo_path("scripts", index): each for index, each in enumerate(SCRIPTS.items())}
     for path, (script, script_hash) in (given | derived).items():
-        answer = told.get(path)
+        answer = fed_api.get(path)
         assert (answer["script_ref"], answer["reference_script_hash"]) == (script, script_hash)
-        record = cbor2.loads(cbor_of(told, path))
+        record = cbor2.loads(cbor_of(fed_api, path))
         assert (record[5].hex(), record.get(6)) == (script, script_hash and bytes.fromhex(script_hash))
 
 
-def test_a_collateral_return_has_the_index_after_the_outputs_that_are_not_created(told: Api) -> None:
-    found = told.get(utxo_path("failed", 1))
+def test_a_collateral_return_has_the_index_after_the_outputs_that_are_not_created(fed_api: Api) -> None:
+    found = fed_api.get(utxo_path("failed", 1))
     assert found["is_collateral_return"] is True
     assert (found["slot"], found["block"], found["block_time"], found["epoch"]) == (60, 2, None, None)
-    failure(told.ask(utxo_path("failed", 0)), 404, "unknown_output")
-    assert told.get(utxo_path("pledge"))["spent_tx_hash"] == digest("tx", "failed").hex()
+    failure(fed_api.ask(utxo_path("failed", 0)), 404, "unknown_output")
+    assert fed_api.get(utxo_path("pledge"))["spent_tx_hash"] == digest("tx", "failed").hex()
 
 
-def test_a_genesis_output_has_height_and_slot_0(told: Api) -> None:
-    found = told.get(f"/api/v1/utxos/{digest('genesis').hex()}/7")
+def test_a_genesis_output_has_height_and_slot_0(fed_api: Api) -> None:
+    found = fed_api.get(f"/api/v1/utxos/{digest('genesis').hex()}/7")
     assert (found["slot"], found["block"], found["block_hash"], found["block_time"]) == (0, 0, "00" * 32, None)
 
 
-def test_a_spent_output_names_its_spender(told: Api) -> None:
+def test_a_spent_output_names_its_spender(fed_api: Api) -> None:
     spent = {
         "spent_tx_hash": digest("tx", "pay").hex(),
         "spent_at_slot": 60,
@@ -209,28 +209,28 @@ def test_a_spent_output_names_its_spender(told: Api) -> None:
         "spent_block_time": None,
         "spent_epoch": None,
     }
-    found = told.get(utxo_path("bare", 2))
+    found = fed_api.get(utxo_path("bare", 2))
     assert list(found) == [*FIELDS, *spent] and {name: found[name] for name in spent} == spent
-    assert told.get("/api/v1/addresses/" + VECTORS["pointer"][0] + "/utxos") == []
+    assert fed_api.get("/api/v1/addresses/" + VECTORS["pointer"][0] + "/utxos") == []
 
 
-def test_a_list_has_the_same_objects_in_chain_order(told: Api) -> None:
+def test_a_list_has_the_same_objects_in_chain_order(fed_api: Api) -> None:
     names = ["bare 0", "bare 1", "assets 0", "datum 0", "datum 1", "empty datum 0", "script 0", "failed 1"]
-    singly = [told.ask(utxo_path(name[:-2], int(name[-1]))).text for name in names]
-    assert told.ask(f"{BASE}/utxos").text == f"[{','.join(singly)}]"
+    singly = [fed_api.ask(utxo_path(name[:-2], int(name[-1]))).text for name in names]
+    assert fed_api.ask(f"{BASE}/utxos").text == f"[{','.join(singly)}]"
     assert f'"lovelace_amount":{MOST},' in singly[1]
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_an_address_may_be_text_or_hex_of_either_case(told: Api, name: str) -> None:
+def test_an_address_may_be_text_or_hex_of_either_case(fed_api: Api, name: str) -> None:
     text, raw = VECTORS[name]
     forms = {text, raw, raw.upper()} | ({text.upper()} if name != "byron" else set())
-    assert len({told.ask(f"/api/v1/addresses/{form}/utxos").text for form in forms}) == 1
+    assert len({fed_api.ask(f"/api/v1/addresses/{form}/utxos").text for form in forms}) == 1
 
 
-def test_the_balance_of_an_address(told: Api) -> None:
+def test_the_balance_of_an_address(fed_api: Api) -> None:
     whole = 2_000_000 + MOST + 6 + 7 + 8 + 9 + 10 + 12
-    answer = told.ask(f"{BASE}/balance")
+    answer = fed_api.ask(f"{BASE}/balance")
     assert f'"lovelace_amount":{whole},' in answer.text  # beyond 64 bits, and exact
     found = answer.json()
     assert list(found) == ["lovelace_amount", "amounts", "utxo_count"]
@@ -238,17 +238,17 @@ def test_the_balance_of_an_address(told: Api) -> None:
     sums = {POLICY: "1", f"{POLICY}676f6c64": str(HUGE), "00" * 28 + "ff" * 32: "5"}
     assert {each["unit"]: each["quantity"] for each in found["amounts"][1:]} == sums
     unused = f"/api/v1/addresses/{address('nobody').hex()}"
-    assert told.get(f"{unused}/utxos") == []
-    assert told.get(f"{unused}/balance") == {"lovelace_amount": 0, "amounts": [lovelace(0)], "utxo_count": 0}
+    assert fed_api.get(f"{unused}/utxos") == []
+    assert fed_api.get(f"{unused}/balance") == {"lovelace_amount": 0, "amounts": [lovelace(0)], "utxo_count": 0}
 
 
-def test_a_payment_credential_finds_every_address_that_has_it(told: Api) -> None:
+def test_a_payment_credential_finds_every_address_that_has_it(fed_api: Api) -> None:
     for what in ("utxos", "balance"):
-        found = told.get(f"/api/v1/credentials/{PAYMENT}/{what}")
-        assert found == told.get(f"{BASE}/{what}") == told.get(f"/api/v1/credentials/{PAYMENT.upper()}/{what}")
-    assert told.get(f"/api/v1/credentials/{DELEGATED}/utxos") == []
+        found = fed_api.get(f"/api/v1/credentials/{PAYMENT}/{what}")
+        assert found == fed_api.get(f"{BASE}/{what}") == fed_api.get(f"/api/v1/credentials/{PAYMENT.upper()}/{what}")
+    assert fed_api.get(f"/api/v1/credentials/{DELEGATED}/utxos") == []
     paid = digest("credential", "paid", size=28).hex()
-    assert outpoints(told.get(f"/api/v1/credentials/{paid}/utxos")) == [(digest("tx", "pay").hex(), 0)]
+    assert outpoints(fed_api.get(f"/api/v1/credentials/{paid}/utxos")) == [(digest("tx", "pay").hex(), 0)]
 
 
 BAD_ADDRESSES = [
@@ -286,21 +286,21 @@ REFUSED: list[tuple[str, int, str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "status", "code", "named"), REFUSED, ids=lambda each: str(each)[:40])
-def test_questions_that_are_refused(told: Api, path: str, status: int, code: str, named: str) -> None:
+def test_questions_that_are_refused(fed_api: Api, path: str, status: int, code: str, named: str) -> None:
     """Also where the client shows the tag of an answer that it has."""
-    for headers in ({}, {"If-None-Match": told.ask("/api/v1/tip").headers["etag"]}):
-        answer = told.ask(f"/api/v1/{path}", **headers)
+    for headers in ({}, {"If-None-Match": fed_api.ask("/api/v1/tip").headers["etag"]}):
+        answer = fed_api.ask(f"/api/v1/{path}", **headers)
         failure(answer, status, code, named)
         assert answer.headers["x-tip-hash"] == SECOND["hash"].hex()
         assert code != "bad_address" or "hex of the raw bytes" in answer.json()["hint"]
 
 
-def test_the_tip(told: Api) -> None:
-    assert told.get("/api/v1/tip") == point(SECOND)
+def test_the_tip(fed_api: Api) -> None:
+    assert fed_api.get("/api/v1/tip") == point(SECOND)
 
 
-def test_the_status(told: Api) -> None:
-    status = told.get("/api/v1/status")
+def test_the_status(fed_api: Api) -> None:
+    status = fed_api.get("/api/v1/status")
     assert (status["tip"], status["protocol"]) == (point(SECOND), 1)
     assert (status["chain"]["family"], status["chain"]["network"]) == ("cardano", "mainnet")
     utxo = status["utxo"]
@@ -320,15 +320,15 @@ def test_the_status(told: Api) -> None:
         *("/api/v1/tip", "/docs", "/openapi.json", "/messages.json"),
     ],
 )
-def test_what_the_client_has_is_not_sent_again(told: Api, path: str) -> None:
-    answer = told.ask(path)
+def test_what_the_client_has_is_not_sent_again(fed_api: Api, path: str) -> None:
+    answer = fed_api.ask(path)
     etag = answer.headers["etag"]
     for shown in (etag, f"W/{etag}", f'"other", {etag}', "*"):
-        same = told.ask(path, **{"If-None-Match": shown})
+        same = fed_api.ask(path, **{"If-None-Match": shown})
         assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", etag), shown
         assert [same.headers[name] for name in TIP] == ["2", "60", SECOND["hash"].hex()]
     for shown in ('"other"', etag.strip('"'), etag.replace('"', '"x', 1)):
-        assert told.ask(path, **{"If-None-Match": shown}).content == answer.content
+        assert fed_api.ask(path, **{"If-None-Match": shown}).content == answer.content
 
 
 def canonical(value: Any) -> bytes:
@@ -355,8 +355,8 @@ def bare_record(**more: Any) -> dict[int, Any]:
 AS_CBOR = {"Accept": "application/cbor"}
 
 
-def cbor_of(told: Api, path: str) -> bytes:
-    answer = told.ask(path, **AS_CBOR)
+def cbor_of(fed_api: Api, path: str) -> bytes:
+    answer = fed_api.ask(path, **AS_CBOR)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/cbor")
     assert "accept" in answer.headers["vary"].lower()
     return answer.content
@@ -371,37 +371,37 @@ GOLDEN = (
 )
 
 
-def test_golden_bytes_of_a_record(told: Api) -> None:
+def test_golden_bytes_of_a_record(fed_api: Api) -> None:
     """Written down once, because clients rely on every byte; `test_records` has records of every kind."""
-    record = cbor_of(told, utxo_path("bare"))
+    record = cbor_of(fed_api, utxo_path("bare"))
     assert record.hex() == GOLDEN
     assert record == canonical(bare_record())
 
 
-def test_the_record_of_a_spent_output_contains_that_of_the_output(told: Api) -> None:
+def test_the_record_of_a_spent_output_contains_that_of_the_output(fed_api: Api) -> None:
     before = bare_record(k0=bytes.fromhex(VECTORS["pointer"][1]), k1=3)
     for absent in (14, 15):
         del before[absent]
     spent = {0: digest("tx", "pay"), 1: 60, 2: 2, 3: SECOND["hash"], 6: before}
-    assert cbor_of(told, utxo_path("bare", 2)) == canonical(spent)
+    assert cbor_of(fed_api, utxo_path("bare", 2)) == canonical(spent)
 
 
-def test_a_list_of_records(told: Api) -> None:
+def test_a_list_of_records(fed_api: Api) -> None:
     path = f"/api/v1/addresses/{VECTORS['base'][0]}/utxos?count=2"
     pairs = [[[digest("tx", "bare"), 0], bare_record()], [[digest("tx", "bare"), 1], bare_record(k1=MOST)]]
-    assert cbor_of(told, path) == canonical(pairs)
-    cursors = {told.ask(path, **headers).headers["x-next-cursor"] for headers in (AS_CBOR, {})}
+    assert cbor_of(fed_api, path) == canonical(pairs)
+    cursors = {fed_api.ask(path, **headers).headers["x-next-cursor"] for headers in (AS_CBOR, {})}
     assert len(cursors) == 1
-    assert cbor_of(told, f"/api/v1/addresses/{address('nobody').hex()}/utxos") == b"\x80"
+    assert cbor_of(fed_api, f"/api/v1/addresses/{address('nobody').hex()}/utxos") == b"\x80"
 
 
-def test_json_and_cbor_have_tags_of_their_own(told: Api) -> None:
+def test_json_and_cbor_have_tags_of_their_own(fed_api: Api) -> None:
     for path in (utxo_path("bare"), f"{BASE}/utxos"):
-        plain, record = told.ask(path), told.ask(path, **AS_CBOR)
+        plain, record = fed_api.ask(path), fed_api.ask(path, **AS_CBOR)
         assert plain.headers["etag"] != record.headers["etag"]
-        other = told.ask(path, **AS_CBOR, **{"If-None-Match": plain.headers["etag"]})
+        other = fed_api.ask(path, **AS_CBOR, **{"If-None-Match": plain.headers["etag"]})
         assert (other.status_code, other.content) == (200, record.content)
-        assert told.ask(path, **AS_CBOR, **{"If-None-Match": record.headers["etag"]}).status_code == 304
+        assert fed_api.ask(path, **AS_CBOR, **{"If-None-Match": record.headers["etag"]}).status_code == 304
 
 
 @pytest.mark.parametrize(
@@ -421,6 +421,6 @@ def test_json_and_cbor_have_tags_of_their_own(told: Api) -> None:
         ("", "application/json"),
     ],
 )
-def test_the_accept_header_chooses_json_or_cbor(told: Api, accept: str, kind: str) -> None:
+def test_the_accept_header_chooses_json_or_cbor(fed_api: Api, accept: str, kind: str) -> None:
     for path in (utxo_path("bare"), f"{BASE}/utxos"):
-        assert told.ask(path, Accept=accept).headers["content-type"] == kind
+        assert fed_api.ask(path, Accept=accept).headers["content-type"] == kind

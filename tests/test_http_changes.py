@@ -72,8 +72,8 @@ def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -
     for seed in range(2):
         with open_chain(tmp_path / str(seed), **windows, may_prune=True) as chain:
             sets: dict[int, set[tuple[str, int]]] = {0: set()}
-            sequences, told = {}, random_chain(Random(seed), 22, repeats=False)
-            for n, each in enumerate(told, 1):
+            sequences, fed_api = {}, random_chain(Random(seed), 22, repeats=False)
+            for n, each in enumerate(fed_api, 1):
                 feed(chain, each)
                 sets[n] = live(chain)
                 sequences[n] = chain.changes.newest()
@@ -83,16 +83,16 @@ def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -
             seen = set[str]()
             for n in range(floor, 23):
                 for count in (1000, 3, 1):
-                    changes = listed(chain, told[n - 1], count)
+                    changes = listed(chain, fed_api[n - 1], count)
                     assert applied(sets[n], changes) == sets[22]
                     seen.update(change.change for change in changes)
                     for change in changes:
                         assert (change.spent_tx_hash is not None) if change.change == "spent" else True
                 assert listed(chain, sequences[n]) == changes
             assert seen == {"created", "spent"}
-            with pytest.raises(PointGone) as gone:
-                listed(chain, told[floor - 2])
-            assert gone.value.oldest == told[floor - 1].point
+            with pytest.raises(PointGone) as missing:
+                listed(chain, fed_api[floor - 2])
+            assert missing.value.oldest == fed_api[floor - 1].point
             with pytest.raises(PointGone):
                 listed(chain, None)
             with pytest.raises(PointGone):
@@ -114,20 +114,20 @@ def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
         feed(chain, other)
         other_at = chain.changes.newest()
         for removed in (made[7], made[9], first):
-            with pytest.raises(PointRemoved) as gone:
+            with pytest.raises(PointRemoved) as missing:
                 listed(chain, removed)
-            assert gone.value.ancestor == made[6].point
+            assert missing.value.ancestor == made[6].point
         assert chain.rollback(back_to(made[4]))
         feed(chain, made[5], made[6], made[7])
         assert len(listed(chain, made[6])) == 1 and len(listed(chain, made[4])) == 3
         for removed, ancestor in ((made[8], made[4]), (first, made[4]), (other, made[4]), (other_at, made[4])):
-            with pytest.raises(PointRemoved) as gone:
+            with pytest.raises(PointRemoved) as missing:
                 listed(chain, removed)
-            assert gone.value.ancestor == ancestor.point
+            assert missing.value.ancestor == ancestor.point
         assert chain.rollback(back_to("origin"))
-        with pytest.raises(PointRemoved) as gone:
+        with pytest.raises(PointRemoved) as missing:
             listed(chain, made[3])
-        assert gone.value.ancestor is None
+        assert missing.value.ancestor is None
         with pytest.raises(UnknownPoint, match="never applied"):
             listed(chain, block(None, salt="never"))
         with pytest.raises(UnknownPoint, match="future"):
@@ -144,9 +144,9 @@ def test_changes_since_a_fact_that_was_removed_are_refused(tmp_path: Path) -> No
             made.append(block(made[-1] if made else None, tx(f"{n}", output("ann"))))
             feed(chain, made[-1])
         assert len(listed(chain, 5)) == 3 and len(listed(chain, 8)) == 0
-        with pytest.raises(PointGone) as gone:
+        with pytest.raises(PointGone) as missing:
             listed(chain, 4)
-        assert gone.value.oldest == 6
+        assert missing.value.oldest == 6
         assert chain.rollback(back_to(made[1]))  # fact 9; the oldest is now 7
         assert listed(chain, 9) == []
         with pytest.raises(PointRemoved) as removed:
@@ -175,9 +175,9 @@ def test_a_cursor_continues_while_its_block_stays(tmp_path: Path) -> None:
             rest, end = changes.page(9)
         assert [change.lovelace_amount for change in rest] == [3, 1] and end is None
         assert chain.rollback(back_to("origin"))
-        with query.snapshot() as shot, pytest.raises(PointRemoved) as gone:
+        with query.snapshot() as shot, pytest.raises(PointRemoved) as missing:
             Changes(shot).go_on(cursor)
-        assert gone.value.ancestor is None
+        assert missing.value.ancestor is None
         feed(chain, block(None, salt="other"))  # another block in its place
         with query.snapshot() as shot, pytest.raises(PointRemoved):
             Changes(shot).go_on(cursor)
@@ -200,7 +200,7 @@ def test_the_block_at_the_floor_has_no_effects_any_more(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[tuple[Api, list[Message]]]:
+def fed_api() -> Iterator[tuple[Api, list[Message]]]:
     with short_folder() as folder, running_api(folder, utxo={"rollback_window": 8, "prune_depth": 8}) as api:
         blocks = scenarios.chain(12, outputs=2)
         for each in blocks[:9]:  # a commit each: what is due is pruned with the next ones
@@ -211,8 +211,8 @@ def told() -> Iterator[tuple[Api, list[Message]]]:
         yield api, [*blocks[:9], other]
 
 
-def test_the_list_over_http(told: tuple[Api, list[Message]]) -> None:
-    api, blocks = told
+def test_the_list_over_http(fed_api: tuple[Api, list[Message]]) -> None:
+    api, blocks = fed_api
     here = f"from={blocks[5]['height']}.{blocks[5]['hash'].hex()}"
     answer = api.ask(f"{CHANGES}?{here}")
     assert answer.status_code == 200 and "x-next-cursor" not in answer.headers
@@ -238,8 +238,8 @@ def test_the_list_over_http(told: tuple[Api, list[Message]]) -> None:
     assert again.status_code == 304
 
 
-def test_points_that_are_refused_over_http(told: tuple[Api, list[Message]]) -> None:
-    api, blocks = told
+def test_points_that_are_refused_over_http(fed_api: tuple[Api, list[Message]]) -> None:
+    api, blocks = fed_api
     removed = scenarios.chain(12, outputs=2)[9]
     answer = api.ask(f"{CHANGES}?from=10.{removed['hash'].hex()}")
     assert (answer.status_code, answer.json()["error"]) == (409, "point_removed")

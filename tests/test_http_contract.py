@@ -112,9 +112,9 @@ def test_the_document_is_openapi(web: Web) -> None:
     for path, verbs in DOCUMENT["paths"].items():
         assert list(verbs) == ["get"]
         assert verbs["get"]["summary"].endswith(".")
-        told = {each["name"]: each for each in verbs["get"]["parameters"]}
-        assert {name for name, each in told.items() if each["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
-        assert all(each["required"] for each in told.values() if each["in"] == "path")
+        reported = {each["name"]: each for each in verbs["get"]["parameters"]}
+        assert {name for name, each in reported.items() if each["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+        assert all(each["required"] for each in reported.values() if each["in"] == "path")
         for status, answer in verbs["get"]["responses"].items():
             assert re.fullmatch("[2345]..", status) and answer["description"]
 
@@ -127,8 +127,8 @@ def test_the_document_describes_token_headers_and_encodings() -> None:
         route, opened = verbs["get"], path in ("/", "/docs", "/health/live", "/health/ready")
         assert ("401" in route["responses"]) == ("security" in route) == (not opened), path
         assert opened or route["security"] == [{"token": []}, {}]  # where there is no token, nobody is asked
-        for status, said in route["responses"].items():
-            assert set(said["headers"]) >= (tip if status != "401" else {"WWW-Authenticate"}), (path, status)
+        for status, printed in route["responses"].items():
+            assert set(printed["headers"]) >= (tip if status != "401" else {"WWW-Authenticate"}), (path, status)
         kinds = set(route["responses"].get("200", {"content": {}})["content"])
         lists = path.endswith(("/utxos", "/changes", "/pruner/jobs", "/transactions", "/txs"))
         outputs = (path.endswith("/utxos") and "/txs/" not in path) or path.startswith("/api/v1/utxos/")

@@ -43,7 +43,7 @@ def served(whole: Path, tmp_path: Path) -> Iterator[tuple[Daemon, int]]:
         yield daemon, port
 
 
-def said(daemon: Daemon) -> str:
+def log_of(daemon: Daemon) -> str:
     return (daemon.folder / "serve.log").read_text()
 
 
@@ -67,8 +67,8 @@ def test_an_output_that_cannot_be_read(served: tuple[Daemon, int]) -> None:
         answer = web.ask(f"/api/v1/utxos/{digest('tx', 100).hex()}/3")
         failure(answer, 500, "store_damaged")
         assert web.ask(f"/api/v1/utxos/{digest('tx', 100).hex()}/2").status_code == 200
-    assert '"store_damaged"' in said(daemon) and "cannot be read" in said(daemon)
-    assert "Traceback" not in said(daemon)
+    assert '"store_damaged"' in log_of(daemon) and "cannot be read" in log_of(daemon)
+    assert "Traceback" not in log_of(daemon)
 
 
 def test_workers_that_die_of_the_store_are_explained(served: tuple[Daemon, int]) -> None:
@@ -78,5 +78,5 @@ def test_workers_that_die_of_the_store_are_explained(served: tuple[Daemon, int])
         os.truncate(daemon.folder / "data" / "lmdb" / "data.mdb", 2 * 4096)
         with pytest.raises(httpx.RemoteProtocolError):  # the one that runs finds pages gone, those after it can't begin
             httpx.get(f"{web.url}/api/v1/utxos/{digest('tx', 100).hex()}/2", timeout=PATIENCE_S)
-        until(lambda: '"store_damaged"' in said(daemon), why="nobody says what is wrong")
-    assert "utxod verify" in said(daemon) and '"SIGBUS"' in said(daemon)
+        until(lambda: '"store_damaged"' in log_of(daemon), why="nobody says what is wrong")
+    assert "utxod verify" in log_of(daemon) and '"SIGBUS"' in log_of(daemon)

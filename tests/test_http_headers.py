@@ -60,7 +60,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Api]:
+def fed_api() -> Iterator[Api]:
     with short_folder() as folder, running_api(folder, utxo={"store": "mmr"}) as api:
         api.feed(FIRST, SECOND)
         api.feed(WAITS)
@@ -69,10 +69,10 @@ def told() -> Iterator[Api]:
         yield api
 
 
-def ask(told: Api, path: str, method: str = "GET", **headers: str) -> Answer:
+def ask(fed_api: Api, path: str, method: str = "GET", **headers: str) -> Answer:
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     request = get(path).replace(b"GET", method.encode(), 1)[:-2] + more.encode() + b"\r\n"
-    return asks(told.daemon.folder / "http", request, bodyless=method == "HEAD")
+    return asks(fed_api.daemon.folder / "http", request, bodyless=method == "HEAD")
 
 
 def check(answer: Answer, *, stored: bool) -> None:
@@ -83,32 +83,32 @@ def check(answer: Answer, *, stored: bool) -> None:
 
 
 @pytest.mark.parametrize("path", dict.fromkeys([*CHAIN, *MORE, *LIVE, *WRONG, *documented()]))
-def test_every_answer_has_its_headers(told: Api, path: str) -> None:
-    answer = ask(told, path)
+def test_every_answer_has_its_headers(fed_api: Api, path: str) -> None:
+    answer = ask(fed_api, path)
     stored = answer.status == 200 and path not in LIVE
     if path in {*CHAIN, *MORE, *LIVE, *WRONG}:
         assert answer.status == WRONG.get(path, 200)
     check(answer, stored=stored)
     assert [answer.headers[name] for name in TIP] == ["2", "40", SECOND["hash"].hex()] and answer.headers["etag"]
-    head, moves = ask(told, path, "HEAD"), path in {*LIVE, "/api/v1/status"}
+    head, moves = ask(fed_api, path, "HEAD"), path in {*LIVE, "/api/v1/status"}
     assert (head.status, set(head.headers)) == (answer.status, set(answer.headers))
     assert {name for name in head.headers if head.headers[name] != answer.headers[name]} <= (
         {"date", "content-length", "etag"} if moves else {"date"}
     )
     if stored:
-        same = ask(told, path, **{"If-None-Match": "*"})
+        same = ask(fed_api, path, **{"If-None-Match": "*"})
         assert same.status == 304 and same.headers["etag"]
         check(same, stored=True)
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
-        refused = ask(told, path, method)
+        refused = ask(fed_api, path, method)
         assert refused.status == (404 if path == "/nothing" else 405)
         assert refused.headers.get("allow") == (None if path == "/nothing" else "GET, HEAD")
         check(refused, stored=False)
 
 
-def test_pages_keep_their_policy(told: Api) -> None:
+def test_pages_keep_their_policy(fed_api: Api) -> None:
     for path in ("/", "/docs"):
-        answer = ask(told, path)
+        answer = ask(fed_api, path)
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["content-type"].startswith("text/html")
@@ -179,8 +179,8 @@ def test_a_status_that_is_the_same_is_not_sent_again() -> None:
 
         until(same_but_for_its_clock, why="its tag changes with its clock")
         first = api.ask("/api/v1/status")
-        for said in (first.headers["etag"], first.headers["etag"].removeprefix("W/")):
-            assert api.ask("/api/v1/status", **{"If-None-Match": said}).status_code == 304
+        for reported in (first.headers["etag"], first.headers["etag"].removeprefix("W/")):
+            assert api.ask("/api/v1/status", **{"If-None-Match": reported}).status_code == 304
 
 
 def clock(api: Api) -> float | None:

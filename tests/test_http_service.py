@@ -23,7 +23,7 @@ TOKEN = "a long random text"
 CHAIN = chain(3)
 
 
-def gone(*pids: int) -> bool:
+def removed(*pids: int) -> bool:
     for pid in pids:
         with suppress(OSError):
             if "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
@@ -102,12 +102,12 @@ def test_a_failure_that_lasts_is_logged_less_and_less_often() -> None:
     """A reason at once, the same one at growing intervals of ten minutes at most."""
     now = 1000.0
     reminder = Reminder(lambda: now)
-    told: list[float] = []
+    reported: list[float] = []
     while now < 1000 + 3600:
         if reminder.due("taken"):
-            told.append(now - 1000)
+            reported.append(now - 1000)
         now += 15
-    assert told == [0, 30, 90, 210, 450, 930, 1530, 2130, 2730, 3330]
+    assert reported == [0, 30, 90, 210, 450, 930, 1530, 2130, 2730, 3330]
     assert reminder.due("not ours") and not reminder.due("not ours")  # another reason is news
     assert reminder.due("taken")
 
@@ -118,8 +118,8 @@ def test_a_token_is_required() -> None:
         asking.feed(CHAIN[0])
         wrong = ("", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}", "Bearer")
         for n, path in enumerate(closed * 2):
-            for said in wrong[n % 3 :: 3]:
-                answer = asking.ask(path, **({"Authorization": said} if said else {}))
+            for printed in wrong[n % 3 :: 3]:
+                answer = asking.ask(path, **({"Authorization": printed} if printed else {}))
                 failure(answer, 401, "unauthorized")
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert not set(TIP) & set(answer.headers)  # a stranger learns nothing
@@ -220,7 +220,7 @@ def test_serve_alone_with_two_workers_that_share_the_connections(tmp_path: Path)
                 each.close()
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
-            assert gone(*pids)
+            assert removed(*pids)
 
 
 def test_serve_without_a_store_reports_what_is_wrong(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_leaving_frees_the_port_and_takes_the_workers_along(tmp_path: Path) -> N
                 began = monotonic()
                 assert daemon.term() == 0
                 assert monotonic() - began < 5
-            assert len(workers) == 2 and gone(*workers)
+            assert len(workers) == 2 and removed(*workers)
             with socket.socket() as free:
                 free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 free.bind(("127.0.0.1", port))
@@ -261,7 +261,7 @@ def test_a_killed_daemon_takes_its_workers_along_and_the_next_serves_at_once(tmp
                 assert web.get("/api/v1/tip") == point(CHAIN[height])
             workers = children(daemon.process.pid)
             daemon.kill()
-            until(lambda workers=workers: gone(*workers), why="a worker outlives its daemon", within_s=2)  # type: ignore[misc]
+            until(lambda workers=workers: removed(*workers), why="a worker outlives its daemon", within_s=2)  # type: ignore[misc]
         assert "http_listen_failed" not in daemon.events()
 
 
@@ -274,7 +274,7 @@ def test_a_daemon_that_is_killed_early_leaves_no_worker_behind(tmp_path: Path, a
         sleep(after_s)
         workers = children(daemon.process.pid)
         daemon.kill()
-        until(lambda: gone(*workers), why="a worker outlives its daemon", within_s=5)
+        until(lambda: removed(*workers), why="a worker outlives its daemon", within_s=5)
 
 
 def test_a_worker_follows_a_map_that_grows() -> None:

@@ -46,7 +46,7 @@ def submit(transaction: Message, **fields: Any) -> Message:
     return {"type": "TxSubmitted", "tx": transaction} | fields
 
 
-def said(kind: str, *names: object, **fields: Any) -> Message:
+def message_about(kind: str, *names: object, **fields: Any) -> Message:
     return {"type": kind, "txids": [digest("tx", name) for name in names]} | fields
 
 
@@ -71,8 +71,8 @@ def one_by_one(api: Api, *messages: Message) -> None:
 
 def inpoints(*outpoints: list[Any]) -> list[Message]:
     """Return outputs of which the sender said nothing else."""
-    told = {"value": None, "script": None}
-    return [{"tx_hash": txid.hex(), "output_index": index} | told for txid, index in outpoints]
+    fed_api = {"value": None, "script": None}
+    return [{"tx_hash": txid.hex(), "output_index": index} | fed_api for txid, index in outpoints]
 
 
 def hash_of(api: Api, name: object, index: int = 0) -> str:
@@ -82,14 +82,14 @@ def hash_of(api: Api, name: object, index: int = 0) -> str:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Api]:
+def fed_api() -> Iterator[Api]:
     """A daemon with transactions of every kind, to which nothing more is sent."""
     with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
         one_by_one(api, FIRST, submit(UNMINED), submit(LOSER), submit(BIG), SECOND)
         one_by_one(api, on_outputs("OutputsFrozen", at("big", 1), at("big", PAGE), at("p", 3)))
         one_by_one(api, {"type": "OutputReassigned", "outpoint": at("big", PAGE), "address": address("heir")})
-        one_by_one(api, said("TxMined", "big", block_id=9, height=2, subtree_index=4))
-        one_by_one(api, said("TxPreserved", "big", until=50))
+        one_by_one(api, message_about("TxMined", "big", block_id=9, height=2, subtree_index=4))
+        one_by_one(api, message_about("TxPreserved", "big", until=50))
         yield api
 
 
@@ -102,28 +102,28 @@ def record(api: Api, name: object, **fields: Any) -> None:
     assert found | {"created_at": None} == FIELDS | {"txid": txid(name)} | fields
 
 
-def test_records_of_each_kind(told: Api) -> None:
+def test_records_of_each_kind(fed_api: Api) -> None:
     """An unmined transaction; those that only a block has; a coinbase; a conflicting one."""
     claims = inpoints(at("p"), at("p", 1))
-    record(told, "a", record_utxos=2, total_utxos=2, unmined_since=1, fee=7, size_in_bytes=2, tx_inpoints=claims)
+    record(fed_api, "a", record_utxos=2, total_utxos=2, unmined_since=1, fee=7, size_in_bytes=2, tx_inpoints=claims)
     of_block: Message = {"status": "mined", "has_record": False, "partial": True}
     at_1: Message = of_block | {"block_ids": [1], "block_heights": [1], "subtree_idxs": [None]}
     counts = {"record_utxos": 3, "spent_utxos": 2, "total_utxos": 4}  # of 4 outputs one carries only data
-    record(told, "p", **at_1 | counts | {"subtree_idxs": [6], "fee": 170, "size_in_bytes": 291})
+    record(fed_api, "p", **at_1 | counts | {"subtree_idxs": [6], "fee": 170, "size_in_bytes": 291})
     at_2: Message = of_block | {"block_ids": [77], "block_heights": [2], "subtree_idxs": [None]}
-    record(told, "winner", tx_inpoints=inpoints(at("q")), **at_2)
-    record(told, "reward", is_coinbase=True, spending_height=4, **at_1)
+    record(fed_api, "winner", tx_inpoints=inpoints(at("q")), **at_2)
+    record(fed_api, "reward", is_coinbase=True, spending_height=4, **at_1)
     lost: Message = {"status": "conflicting", "conflicting": True, "unmined_since": 1, "delete_at_height": 290}
-    record(told, "loser", tx_inpoints=inpoints(at("q")), **lost)
-    parent = told.get(path("q"))
+    record(fed_api, "loser", tx_inpoints=inpoints(at("q")), **lost)
+    parent = fed_api.get(path("q"))
     assert (parent["status"], parent["has_record"]) == ("mined", True)
     assert parent["conflicting_children"] == [txid("loser")]
 
 
-def test_a_large_transaction(told: Api) -> None:
+def test_a_large_transaction(fed_api: Api) -> None:
     """Mined, preserved, with an output that was given away: it adds one to what could be spent."""
-    heir = hash_of(told, "big", PAGE)
-    given = told.get(path("big"))["reassignments"]
+    heir = hash_of(fed_api, "big", PAGE)
+    given = fed_api.get(path("big"))["reassignments"]
     assert given == [
         {"output_index": PAGE, "old_hash": given[0]["old_hash"], "new_hash": heir, "height": 2, "spendable_in": 1002}
     ]
@@ -131,12 +131,12 @@ def test_a_large_transaction(told: Api) -> None:
     mined: Message = {"status": "mined", "block_ids": [9], "block_heights": [2], "subtree_idxs": [4]}
     sizes = {"record_utxos": PAGE, "total_utxos": 3 * PAGE - 1, "total_extra_recs": 2, "size_in_bytes": len(LONG)}
     more: Message = {"external": True, "preserve_until": 50, "reassignments": given}
-    record(told, "big", tx_inpoints=inpoints(at("q", 1)), **mined | sizes | more)
+    record(fed_api, "big", tx_inpoints=inpoints(at("q", 1)), **mined | sizes | more)
 
 
 def test_version_lock_time_and_previous_outputs_of_a_submission() -> None:
     """A block adds what the submission left out, and nothing else."""
-    said = {"value": 7, "script": address("p0").hex()}
+    message_about = {"value": 7, "script": address("p0").hex()}
     full: Message = {"version": 2, "lock_time": 500_000_000, "previous": [[7, address("p0")], None]}
     names = ("both", "submitted", "block's")
     spends = {name: [at("first", n), at("first", n + 3)] for n, name in enumerate(names)}
@@ -151,7 +151,7 @@ def test_version_lock_time_and_previous_outputs_of_a_submission() -> None:
             found = api.get(path(name))
             assert (found["version"], found["lock_time"]) == (2, 500_000_000), name
             places = inpoints(*spends[name])
-            assert found["tx_inpoints"] == [places[0] | said, places[1]], name
+            assert found["tx_inpoints"] == [places[0] | message_about, places[1]], name
         found = api.get(path("chain only"))
         assert (found["has_record"], found["version"], found["lock_time"]) == (False, None, None)
         again = {**bare["both"], "txid": digest("tx", "again"), "inputs": [at("both")], **other, "previous": [[1, b""]]}
@@ -194,54 +194,54 @@ def slot(index: int, status: str, text: str | None, *by: Any, spendable_in: int 
     return {"output_index": index, "status": status, "slot": text, **spender, "spendable_in": spendable_in}
 
 
-def test_slots_of_a_record(told: Api) -> None:
-    names = [hash_of(told, "big", index) for index in range(3 * PAGE - 1)]
+def test_slots_of_a_record(fed_api: Api) -> None:
+    names = [hash_of(fed_api, "big", index) for index in range(3 * PAGE - 1)]
     expected = [slot(index, "unspent", name) for index, name in enumerate(names)]
     expected[1] = slot(1, "frozen", names[1] + FROZEN)
     expected[PAGE] = slot(PAGE, "unspent", names[PAGE], spendable_in=1002)
-    found = told.get(path("big", "/utxos"))
+    found = fed_api.get(path("big", "/utxos"))
     assert found == expected and list(found[0]) == list(expected[0])
     assert len(set(names)) == len(names) and {len(name) for name in names} == {64}
 
 
-def test_slots_of_a_transaction_without_a_record(told: Api) -> None:
-    names = [hash_of(told, "p", index) for index in (0, 1, 3)]
+def test_slots_of_a_transaction_without_a_record(fed_api: Api) -> None:
+    names = [hash_of(fed_api, "p", index) for index in (0, 1, 3)]
     by = [(txid("a"), index) for index in (0, 1)]
-    assert told.get(path("p", "/utxos")) == [
+    assert fed_api.get(path("p", "/utxos")) == [
         slot(0, "spent", names[0] + txid("a") + "00000000", *by[0]),
         slot(1, "spent", names[1] + txid("a") + "01000000", *by[1]),
         slot(2, "none", None),
         slot(3, "frozen", names[2] + FROZEN),
     ]
-    assert told.get(path("q", "/utxos"))[0]["spending_tx_hash"] == txid("winner")
+    assert fed_api.get(path("q", "/utxos"))[0]["spending_tx_hash"] == txid("winner")
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("count", [1, PAGE, 3 * PAGE - 2, 3 * PAGE - 1])
-def test_pages_of_slots(told: Api, order: str, count: int) -> None:
+def test_pages_of_slots(fed_api: Api, order: str, count: int) -> None:
     """By cursor and by number they are the same, and together they are all."""
-    whole = told.get(path("big", f"/utxos?order={order}"))
+    whole = fed_api.get(path("big", f"/utxos?order={order}"))
     assert [each["output_index"] for each in whole] == sorted(range(3 * PAGE - 1), reverse=order == "desc")
-    pages = told.web.pages(path("big", "/utxos"), count, order)
+    pages = fed_api.web.pages(path("big", "/utxos"), count, order)
     assert [each for page in pages for each in page] == whole
     assert {len(page) for page in pages[:-1]} <= {count} and pages[-1]
     for number, page in enumerate(pages, 1):
-        assert told.get(path("big", f"/utxos?count={count}&order={order}&page={number}")) == page
-    assert told.get(path("big", f"/utxos?count={count}&page={len(pages) + 1}")) == []
-    assert told.get(path("big", "/utxos?page=4294967296")) == []
+        assert fed_api.get(path("big", f"/utxos?count={count}&order={order}&page={number}")) == page
+    assert fed_api.get(path("big", f"/utxos?count={count}&page={len(pages) + 1}")) == []
+    assert fed_api.get(path("big", "/utxos?page=4294967296")) == []
 
 
-def test_parameters_of_slots_that_are_refused(told: Api) -> None:
-    cursor = told.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
-    ann = told.ask(f"/api/v1/addresses/{address('x').hex()}/utxos?cursor={cursor}")
+def test_parameters_of_slots_that_are_refused(fed_api: Api) -> None:
+    cursor = fed_api.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
+    ann = fed_api.ask(f"/api/v1/addresses/{address('x').hex()}/utxos?cursor={cursor}")
     failure(ann, 400, "bad_parameter", "cursor", "another list")
     for query in ("asset=", "count=0", "count=1001", "count=1&count=2", "page=0", "order=up", "cursor=nonsense"):
-        failure(told.ask(path("big", f"/utxos?{query}")), 400, "bad_parameter", query.partition("=")[0])
+        failure(fed_api.ask(path("big", f"/utxos?{query}")), 400, "bad_parameter", query.partition("=")[0])
     for query, named in ((f"cursor={cursor}&page=2", "page"), (f"cursor={cursor}&order=desc", "cursor")):
-        failure(told.ask(path("big", f"/utxos?{query}")), 400, "bad_parameter", named)
-    failure(told.ask(path("a", f"/utxos?cursor={cursor}")), 400, "bad_parameter", "another list")
-    failure(told.ask(path("nobody", "/utxos?count=0")), 400, "bad_parameter", "count")
-    assert told.get(path("a", "/utxos?unknown=1"))
+        failure(fed_api.ask(path("big", f"/utxos?{query}")), 400, "bad_parameter", named)
+    failure(fed_api.ask(path("a", f"/utxos?cursor={cursor}")), 400, "bad_parameter", "another list")
+    failure(fed_api.ask(path("nobody", "/utxos?count=0")), 400, "bad_parameter", "count")
+    assert fed_api.get(path("a", "/utxos?unknown=1"))
 
 
 def test_a_cursor_across_a_rollback() -> None:
@@ -258,28 +258,28 @@ def test_a_cursor_across_a_rollback() -> None:
 
 
 @pytest.mark.parametrize(("name", "raw"), [("a", b"\x00\xff"), ("big", LONG), ("whole", b"of a block")])
-def test_bytes_of_a_transaction(told: Api, name: str, raw: bytes) -> None:
+def test_bytes_of_a_transaction(fed_api: Api, name: str, raw: bytes) -> None:
     """Inline, and from a blob: as hex in JSON, or as they are."""
-    assert told.get(path(name, "/raw")) == {"txid": txid(name), "raw": raw.hex()}
-    plain = told.ask(path(name, "/raw"), **OCTETS)
+    assert fed_api.get(path(name, "/raw")) == {"txid": txid(name), "raw": raw.hex()}
+    plain = fed_api.ask(path(name, "/raw"), **OCTETS)
     assert (plain.status_code, plain.content, plain.headers["content-type"]) == (200, raw, OCTETS["Accept"])
-    as_json = told.ask(path(name, "/raw"))
+    as_json = fed_api.ask(path(name, "/raw"))
     assert plain.headers["vary"] == as_json.headers["vary"] == "Accept"
     assert plain.headers["etag"] != as_json.headers["etag"]
     assert [plain.headers[each] for each in TIP] == [as_json.headers[each] for each in TIP]
-    same = told.ask(path(name, "/raw"), **OCTETS, **{"If-None-Match": plain.headers["etag"]})
+    same = fed_api.ask(path(name, "/raw"), **OCTETS, **{"If-None-Match": plain.headers["etag"]})
     assert (same.status_code, same.content, same.headers["vary"]) == (304, b"", "Accept")
     for accept in ("application/json, application/octet-stream", "Application/Octet-Stream"):
-        assert told.ask(path(name, "/raw"), Accept=accept).content == raw
+        assert fed_api.ask(path(name, "/raw"), Accept=accept).content == raw
     for accept in ("application/octet-stream;q=0.5, application/json", "application/octet-stream;q=nonsense"):
-        assert told.ask(path(name, "/raw"), Accept=accept).content == as_json.content
+        assert fed_api.ask(path(name, "/raw"), Accept=accept).content == as_json.content
 
 
-def test_bytes_that_are_not_kept(told: Api) -> None:
+def test_bytes_that_are_not_kept(fed_api: Api) -> None:
     """Of a transaction that was only in a block, or whose feeder gave none."""
     for name in ("p", "loser"):
         for accept in (OCTETS, {}):
-            answer = told.ask(path(name, "/raw"), **accept)
+            answer = fed_api.ask(path(name, "/raw"), **accept)
             failure(answer, 404, "no_bytes", txid(name))
 
 
@@ -299,10 +299,10 @@ def test_a_blob_store_that_is_away() -> None:
 
 def test_a_tag_changes_with_the_record_though_the_tip_stays() -> None:
     steps = [
-        said("TxLocked", "a"),
-        said("TxUnlocked", "a"),
+        message_about("TxLocked", "a"),
+        message_about("TxUnlocked", "a"),
         on_outputs("OutputsFrozen", at("a")),
-        said("TxPreserved", "a", until=9),
+        message_about("TxPreserved", "a", until=9),
         submit(tx("child", output("x"), spends=[at("a", 1)])),
     ]
     with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
@@ -321,19 +321,19 @@ def test_a_tag_changes_with_the_record_though_the_tip_stays() -> None:
 
 
 @pytest.mark.parametrize("more", ["", "/raw", "/utxos"])
-def test_a_transaction_that_is_not_there(told: Api, more: str) -> None:
-    failure(told.ask(path("nobody", more)), 404, "unknown_transaction", txid("nobody"))
-    failure(told.ask(path("nobody", more), **{"If-None-Match": "*"}), 404, "unknown_transaction")
+def test_a_transaction_that_is_not_there(fed_api: Api, more: str) -> None:
+    failure(fed_api.ask(path("nobody", more)), 404, "unknown_transaction", txid("nobody"))
+    failure(fed_api.ask(path("nobody", more), **{"If-None-Match": "*"}), 404, "unknown_transaction")
     for text in ("ab", txid("a") + "00", "zz" * 32, f"{'ab' * 31}%20a"):
-        failure(told.ask(f"/api/v1/txs/{text}{more}"), 400, "bad_parameter", "txid")
-    assert told.ask(f"/api/v1/txs/{txid('a').upper()}{more}").content == told.ask(path("a", more)).content
+        failure(fed_api.ask(f"/api/v1/txs/{text}{more}"), 400, "bad_parameter", "txid")
+    assert fed_api.ask(f"/api/v1/txs/{txid('a').upper()}{more}").content == fed_api.ask(path("a", more)).content
 
 
 def empty(last: Message, count: int) -> list[Message]:
     return [last := block(last) for _ in range(count)]
 
 
-def gone(api: Api, name: str) -> None:
+def removed(api: Api, name: str) -> None:
     """Wait until a transaction is gone; it is for every route."""
     api.web.until(path(name), 404)
     for more in ("", "/raw", "/utxos"):
@@ -359,8 +359,8 @@ def test_a_transaction_that_was_spent_long_ago_is_pruned() -> None:
         api.feed(more[0])
         assert api.get(path("a"))["has_record"] is True and api.get(path("p"))["has_record"] is False
         api.feed(*more[1:])
-        gone(api, "p")
-        gone(api, "a")
+        removed(api, "p")
+        removed(api, "a")
         assert api.get(f"/api/v1/utxos/{txid('p')}/0")["spent_tx_hash"] == txid("a")  # its rows are kept
         assert api.get(path("b"))["status"] == "mined"
         api.feed(back_to(LAST))
@@ -390,8 +390,8 @@ def test_nothing_is_deleted_while_the_node_reorganises() -> None:
         assert api.get(path("a"))["delete_at_height"] == 6, "due for seven blocks"
         assert api.get(path("waits"))["status"] == "unmined", "older than it may be"
         one_by_one(api, {"type": "NodeState", "state": "running", "height": 13})
-        gone(api, "a")
-        gone(api, "waits")
+        removed(api, "a")
+        removed(api, "waits")
 
 
 JOBS = "/api/v1/pruner/jobs"

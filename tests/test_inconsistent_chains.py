@@ -266,8 +266,8 @@ TABLES: Message = {
 
 def plain(event: Inbound) -> Message:
     """Return a message as a stranger would write it."""
-    told: Message = msgspec.to_builtins(event, builtin_types=(bytes,))
-    return {name: value for name, value in told.items() if value is not None}
+    reported: Message = msgspec.to_builtins(event, builtin_types=(bytes,))
+    return {name: value for name, value in reported.items() if value is not None}
 
 
 def test_contradictory_messages_never_end_the_daemon(tmp_path: Path) -> None:
@@ -276,12 +276,12 @@ def test_contradictory_messages_never_end_the_daemon(tmp_path: Path) -> None:
     with running(tmp_path, **TABLES) as daemon:
         for _ in range(2):
             with daemon.client("frames") as client:
-                told = [plain(event) for _ in range(25) for event in world.some()]
-                told += [plain(world.rollback()) for _ in range(2)]
+                reported = [plain(event) for _ in range(25) for event in world.some()]
+                reported += [plain(world.rollback()) for _ in range(2)]
                 world.model.commit(prunes=True)
-                chain = [n for n, event in enumerate(told) if event["type"] in {"BlockApplied", "Rollback"}]
-                said = statuses(client.feed(told))
-                assert {said[n] for n in chain} <= {"applied", "rolled_back", "noop"}
+                chain = [n for n, event in enumerate(reported) if event["type"] in {"BlockApplied", "Rollback"}]
+                printed = statuses(client.feed(reported))
+                assert {printed[n] for n in chain} <= {"applied", "rolled_back", "noop"}
             daemon.kill()
             daemon.start()
             check(daemon, world)

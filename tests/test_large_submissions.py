@@ -134,22 +134,22 @@ def test_a_frame_that_ends_too_soon(length: int) -> None:
 def broken() -> Iterator[tuple[Message, str]]:
     """Yield submissions that are wrong, and what is said of each."""
     late = 2 * PIECE + 3
-    for change, said in (
+    for change, reported in (
         ({"value": "7"}, f"Expected `int`, got `str` - at `$.tx.outputs[{late}].value`"),
         ({"adress": b""}, f"at `$.tx.outputs[{late}].adress`"),
     ):
         message = submitted()
         message["tx"]["outputs"][late] |= change
-        yield message, said
+        yield message, reported
     yield submitted(tx={"fee": "seven"}), "Expected `int | null`, got `str` - at `$.tx.fee`"
     yield submitted(input_hashes=[None, None]), "at `$.input_hashes`"
     yield submitted(tx={"previous": []}), "at `$.tx.previous`"
 
 
-@pytest.mark.parametrize(("message", "said"), [*broken()], ids=["type", "name", "fee", "hashes", "previous"])
+@pytest.mark.parametrize(("message", "reported"), [*broken()], ids=["type", "name", "fee", "hashes", "previous"])
 @BOTH
-def test_what_is_wrong_is_named_as_at_once(message: Message, said: str, encoding: Encoding) -> None:
-    compare(body(message, encoding), encoding, said)
+def test_what_is_wrong_is_named_as_at_once(message: Message, reported: str, encoding: Encoding) -> None:
+    compare(body(message, encoding), encoding, reported)
 
 
 @pytest.mark.parametrize(("changed", "name"), [({"address": "zz"}, "address"), ({"value": 1 << 64}, "value")])
@@ -159,7 +159,7 @@ def test_what_is_wrong_with_values_of_json_is_named_as_at_once(changed: Message,
     compare(body(message, "json"), "json", f"at `$.tx.outputs[{late}].{name}`")
 
 
-def compare(message: bytes, encoding: Encoding, said: str) -> None:
+def compare(message: bytes, encoding: Encoding, reported: str) -> None:
     """See a message refused in pieces as it is at once."""
     with pytest.raises(Refused) as at_once:
         wire.decode(message, encoding)
@@ -167,7 +167,7 @@ def compare(message: bytes, encoding: Encoding, said: str) -> None:
         outline = find(message, encoding)
         pieces(outline) if outline is not None else wire.decode(message, encoding)
     assert in_pieces.value.refusal == at_once.value.refusal
-    assert said in in_pieces.value.refusal.message
+    assert reported in in_pieces.value.refusal.message
 
 
 @pytest.mark.parametrize("place", ["tx.inputs", "tx.previous", "tx.datums", "input_hashes"])

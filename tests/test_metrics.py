@@ -224,7 +224,7 @@ def test_queries_are_counted_by_route_and_status(folder: Path) -> None:
     with serving(folder, 2) as daemon, daemon.client() as client:
         client.feed(chain(3))
         txid = digest("tx", "1").hex()
-        asked = {
+        requests = {
             "/api/v1/tip": ("/api/v1/tip", 200),
             f"/api/v1/utxos/{txid}/0": ("/api/v1/utxos/{tx_hash}/{index}", 200),
             f"/api/v1/utxos/{txid}/9": ("/api/v1/utxos/{tx_hash}/{index}", 404),
@@ -232,10 +232,10 @@ def test_queries_are_counted_by_route_and_status(folder: Path) -> None:
             "/api/v1/mmr/root": ("/api/v1/mmr/root", 503),
             "/wp-login.php": ("unmatched", 404),
         }
-        for path, (_, status) in asked.items():
+        for path, (_, status) in requests.items():
             for _ in range(4):
                 assert get(daemon, path).status == status
-        counts = {f"utxod_query_seconds_count{{route={route},status={status}}}" for route, status in asked.values()}
+        counts = {f"utxod_query_seconds_count{{route={route},status={status}}}" for route, status in requests.values()}
         now = until(lambda: scrape(daemon), lambda now: sum(now.get(name, 0) for name in counts) == 4 * len(counts))
         assert {now[name] for name in counts} == {4}
         assert now["utxod_http_workers"] == 2
@@ -286,8 +286,8 @@ def test_serve_alone_reports_the_store_and_no_daemon(folder: Path) -> None:
             now = scrape(daemon)
             assert (now["utxod_daemon_running"], now["utxod_tip_height"], now["utxod_unspent"]) == (0, 5, 1)
             assert now["utxod_map_size_bytes"] >= now["utxod_used_bytes"] > 0
-            gone = ("blocks_total", "connections", "lag_blocks", "seconds_since_last_block", "apply_seconds_count")
-            assert not [name for name in gone if f"utxod_{name}" in now]
+            removed = ("blocks_total", "connections", "lag_blocks", "seconds_since_last_block", "apply_seconds_count")
+            assert not [name for name in removed if f"utxod_{name}" in now]
             assert families(daemon) == types  # without a value, but not forgotten
             daemon.start()
             now = until(lambda: scrape(daemon), lambda now: now["utxod_daemon_running"] and "utxod_blocks_total" in now)

@@ -242,10 +242,10 @@ def test_prune_removes_every_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with open_chain(tmp_path / "data" / "lmdb", **windows) as chain:
         last = feed_many(chain, 8)
         feed(chain, block(last))
-    said = offline.prune(config)
+    reported = offline.prune(config)
     with open_chain(tmp_path / "data" / "lmdb", **windows) as chain:
         kept = sum(int(unpack(raw, 0).there.sum()) for raw in nodes_of(chain)[0].values())
-        assert kept < 100, said
+        assert kept < 100, reported
         assert chain.maintain(10_000).mmr_nodes == 0
         assert wrong(chain) == []
 

@@ -176,11 +176,11 @@ class Scenario(RuleBasedStateMachine):
     @rule()
     def prune(self) -> None:
         self.commit()
-        gone = self.chain.prune()
+        removed = self.chain.prune()
         if self.chain.may_prune:
             self.model.prune()
         else:
-            assert not gone
+            assert not removed
         self.published([])
 
     @rule(may=st.booleans())

@@ -54,7 +54,7 @@ def opened(folder: Path, indexes: tuple[str, ...]) -> AbstractContextManager[Cha
     return open_chain(folder, **options)
 
 
-def told(folder: Path, indexes: tuple[str, ...]) -> None:
+def fill(folder: Path, indexes: tuple[str, ...]) -> None:
     with opened(folder, indexes) as chain:
         chain.seed(random_genesis(Random(1)))
         for each in BLOCKS[:40]:
@@ -74,7 +74,7 @@ def entries(disk: Disk, kind: str) -> set[tuple[int, ...]]:
 
 @pytest.mark.usefixtures("small")
 def test_indexes_that_were_off_are_complete_afterwards(tmp_path: Path) -> None:
-    told(tmp_path, ("policy",))
+    fill(tmp_path, ("policy",))
     with opened(tmp_path, ("policy",)) as chain:
         before = entries(chain.store.disk, "policy")
     with pytest.raises(WrongFormat, match="address_hash"), opened(tmp_path, EVERY):
@@ -100,7 +100,7 @@ def test_indexes_that_were_off_are_complete_afterwards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["killed", "a map that is too small"])
 def test_a_fault_at_any_write_of_a_reindex(kind: str, tmp_path: Path) -> None:
     """The indexes are kept or they are not; the store is sound, and the next try makes them."""
-    told(tmp_path / "told", EVERY)
+    fill(tmp_path / "told", EVERY)
     number, happened = 1, True
     while happened:
         folder = tmp_path / "copy"
@@ -146,7 +146,7 @@ def test_pruning_rewrites_every_run_of_which_enough_has_died(
     monkeypatch.setattr(storage.history.recent, "_LOADED", 1)
     monkeypatch.setattr(storage.history.history, "_THINNED", 1000)
     monkeypatch.setattr(storage.history.history, "_COUNTED", 0)
-    told(tmp_path / "lmdb", EVERY)
+    fill(tmp_path / "lmdb", EVERY)
     monkeypatch.setattr(storage.history.history, "_COUNTED", 5)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", merged)
     config = tmp_path / "utxod.toml"

@@ -103,9 +103,9 @@ def test_every_command_refuses_it(old: Daemon) -> None:
     before = files(old)
     for command, variants in OPENING.items():
         for options in variants:
-            told = CliRunner().invoke(main, [command, "--config", str(old.config), *options.split()])
-            assert (told.exit_code, told.stdout) == (3, ""), (command, options, told)
-            assert told.stderr == f"Error: {old.folder}/data/lmdb: {SENTENCE}\n", (command, options)
+            reported = CliRunner().invoke(main, [command, "--config", str(old.config), *options.split()])
+            assert (reported.exit_code, reported.stdout) == (3, ""), (command, options, reported)
+            assert reported.stderr == f"Error: {old.folder}/data/lmdb: {SENTENCE}\n", (command, options)
             assert files(old) == before, (command, options)
 
 
@@ -118,8 +118,8 @@ def test_so_is_every_other_format(old: Daemon, written: int) -> None:
     done = old.run("run")
     assert (done.returncode, reason(done)) == (3, f"{old.folder}/data/lmdb: {sentence}")
     for command in ("verify", "migrate"):
-        told = CliRunner().invoke(main, [command, "--config", str(old.config)])
-        assert (told.exit_code, told.stderr) == (3, f"Error: {old.folder}/data/lmdb: {sentence}\n"), command
+        reported = CliRunner().invoke(main, [command, "--config", str(old.config)])
+        assert (reported.exit_code, reported.stderr) == (3, f"Error: {old.folder}/data/lmdb: {sentence}\n"), command
     assert files(old) == before
 
 

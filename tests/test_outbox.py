@@ -234,13 +234,16 @@ def test_a_client_with_too_many_answers_behind_a_gap_is_not_read(monkeypatch: py
 
 def test_clients_that_do_not_read_are_bounded_together(tmp_path: Path) -> None:
     """None of them leaves as much as one may; a client that reads, and the feeder, notice nothing of it."""
-    asked: Message = {"type": "TxSubmitted", "tx": tx("x", output("x"), spends=[at("nobody", n) for n in range(400)])}
+    requests: Message = {
+        "type": "TxSubmitted",
+        "tx": tx("x", output("x"), spends=[at("nobody", n) for n in range(400)]),
+    }
     with running(tmp_path, socket={"max_unread_bytes": "4MiB"}) as daemon, ExitStack() as stack:
         feeder = stack.enter_context(daemon.client("frames"))
         deaf = [stack.enter_context(daemon.client("json")) for _ in range(6)]
         reader = stack.enter_context(daemon.client("json"))
-        line = encoded(asked | {"seq": 1}, "json")
-        answer = reader.ask(asked)
+        line = encoded(requests | {"seq": 1}, "json")
+        answer = reader.ask(requests)
         error(answer, "UTXO_ERROR")
         for client in deaf:
             client.raw(line * (MIB // len(json.dumps(answer)) + 20))  # and what the kernel holds for each

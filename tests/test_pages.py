@@ -125,8 +125,8 @@ def quiet(window: Browser) -> Iterator[None]:
     yield
     assert window.complaints() == []
     here = str(window.run("return location.origin"))
-    asked = {url for url in window.requests() if not url.startswith(("data:", "about:"))}
-    assert asked and all(url.startswith(f"{here}/") for url in asked), asked
+    queries = {url for url in window.requests() if not url.startswith(("data:", "about:"))}
+    assert queries and all(url.startswith(f"{here}/") for url in queries), queries
 
 
 def fits(window: Browser) -> bool:
@@ -213,11 +213,11 @@ def newest(window: Browser) -> tuple[str, str]:
 
 def test_an_idle_chain_shows_its_recent_blocks(tmp_path: Path, window: Browser) -> None:
     """What was committed before the daemon was started again is in the change log."""
-    port, told = free_port(), chain(60)
+    port, reported = free_port(), chain(60)
     with home(tmp_path, http=at(port), utxo={"prune_depth": 4, "rollback_window": 8}) as daemon:
         daemon.start()
         with daemon.client() as client:
-            client.feed(told)
+            client.feed(reported)
         assert daemon.term() == 0
         daemon.start()
         get(port, "/health/live")
@@ -228,7 +228,7 @@ def test_an_idle_chain_shows_its_recent_blocks(tmp_path: Path, window: Browser) 
         assert not window.shown("#no-blocks")
         assert len(window.texts("#block-rows tr.undone")) == 3
         assert any("Rolled back 3 blocks: 42 → 39" in text for text in window.texts("#other-rows li"))
-        assert window.text("#tip-hash") == told[-1]["hash"]
+        assert window.text("#tip-hash") == reported[-1]["hash"]
         assert fits(window)
 
 
@@ -248,16 +248,16 @@ def test_an_old_rollback_is_shown_with_newer_blocks(tmp_path: Path, window: Brow
 
 
 def test_recent_blocks_keep_up_with_the_tip(tmp_path: Path, window: Browser) -> None:
-    port, told = free_port(), chain(600)
+    port, reported = free_port(), chain(600)
     with running(tmp_path, http=at(port)) as daemon, daemon.client() as client:
         get(port, "/health/live")
         client.hello(network_tip={"height": 600})
-        client.feed(told[:10])
+        client.feed(reported[:10])
         window.go(f"http://127.0.0.1:{port}/")
         until(lambda: window.texts("#block-rows .height"))
         seen = set()
-        for start in range(10, len(told), 60):
-            client.feed(told[start : start + 60])
+        for start in range(10, len(reported), 60):
+            client.feed(reported[start : start + 60])
             for _ in range(20):
                 tip, listed = newest(window)
                 assert tip == listed

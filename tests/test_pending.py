@@ -67,10 +67,10 @@ class Pool:
         """Let messages wait for one commit; return their answers."""
         numbered = [message(_numbered(event, n), self.sender) for n, event in enumerate(events)]
         committed = take(self.turns, *numbered)
-        gone = [fact for fact in committed.facts if isinstance(fact, TxStatusChanged) and fact.status == "pruned"]
-        self.evicted += [fact.txid for fact in gone]
-        heard, self.sender.heard = self.sender.heard, []
-        return heard
+        removed = [fact for fact in committed.facts if isinstance(fact, TxStatusChanged) and fact.status == "pruned"]
+        self.evicted += [fact.txid for fact in removed]
+        received, self.sender.received = self.sender.received, []
+        return received
 
     def submit(self, *txs: Tx, **parts: Any) -> list[Ack | Error]:
         return self.tell(*(TxSubmitted(tx=tx, **parts) for tx in txs))
@@ -127,8 +127,8 @@ def ids(*names: str) -> list[bytes]:
 
 def test_previous_outputs_count_for_the_size() -> None:
     spends = [(txid("p"), 0), (txid("p"), 1)]
-    told = pay("a", *spends, previous=[(1, bytes(5000)), None])
-    assert 5000 <= size_of(told) - size_of(pay("a", *spends)) < 5100
+    reported = pay("a", *spends, previous=[(1, bytes(5000)), None])
+    assert 5000 <= size_of(reported) - size_of(pay("a", *spends)) < 5100
 
 
 def test_bytes(tmp_path: Path) -> None:
@@ -200,18 +200,18 @@ def test_a_large_package_is_evicted_step_by_step(tmp_path: Path, monkeypatch: py
             parent, index = parents[shape](n)
             accepted(pool.submit(pay(str(n), at(str(parent), index))), 0)
         accepted(pool.submit(pay("last")), 0)
-        gone, tries = 0, 0
+        removed, tries = 0, 0
         while pool.known(txid("0")):
             answer, tries = pool.submit(pay(f"new {tries}"))[0], tries + 1
             if isinstance(answer, Error):
                 refused(answer, "PENDING_FULL")
                 down += 1
-            evicted = len(pool.evicted) - gone
+            evicted = len(pool.evicted) - removed
             assert evicted < 40 and tries < 3 * size
-            gone += evicted
+            removed += evicted
             if evicted:
                 pool.assert_sound()
-        assert gone >= size > 40
+        assert removed >= size > 40
         assert down > 0 or shape != "chain"  # steps that only go down
         assert {*pool.evicted} >= {*ids(*map(str, range(size)))}
 
@@ -290,7 +290,7 @@ class Scenario:
 
     def make_room(self, inputs: list[OutPoint]) -> int | None:
         """Evict as the limits say; return how many went, None when there is no room."""
-        gone, passed = 0, self.ancestors(inputs)
+        removed, passed = 0, self.ancestors(inputs)
         while len(self.pending) >= COUNT:
             victim = next((name for name in self.pending if name not in passed), None)
             if victim is None:
@@ -306,8 +306,8 @@ class Scenario:
             MET.meet("a conflicting transaction is evicted", package & self.conflicting)
             for name in package:
                 self.forget(name)
-            gone += len(package)
-        return gone
+            removed += len(package)
+        return removed
 
     def forget(self, name: str) -> None:
         self.pending = [other for other in self.pending if other != name]
@@ -319,15 +319,15 @@ class Scenario:
         inputs = self.random.sample(free, min(len(free), self.random.randrange(3)))
         self.inputs[name] = inputs
         before = len(self.pool.evicted)
-        gone = self.make_room(inputs)
+        removed = self.make_room(inputs)
         answer = self.pool.submit(pay(name, *inputs))[0]
-        if gone is None:
+        if removed is None:
             assert refused(answer, "PENDING_FULL")["count"] == COUNT
             MET.meet("no room")
             return
-        assert isinstance(answer, Ack) and (answer.status, answer.evicted) == ("accepted", gone), answer
-        assert len(self.pool.evicted) - before == gone
-        MET.meet("evicted", gone)
+        assert isinstance(answer, Ack) and (answer.status, answer.evicted) == ("accepted", removed), answer
+        assert len(self.pool.evicted) - before == removed
+        MET.meet("evicted", removed)
         self.pending.append(name)
         self.claims |= dict.fromkeys(inputs, name)
 

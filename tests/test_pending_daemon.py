@@ -67,8 +67,8 @@ def test_the_oldest_make_room(tmp_path: Path) -> None:
             done(client, one, submit("a", at("p")), submit("b", at("a")), submit("c"))
             answer = client.ask(submit("d"))
             assert answer == {"type": "Ack", "seq": 1, "status": "accepted", "tip": point(one), "evicted": 2}
-            told = [listener.receive() for _ in range(6)]
-            assert [(fact["txid"], fact["status"]) for fact in told if fact] == [
+            reported = [listener.receive() for _ in range(6)]
+            assert [(fact["txid"], fact["status"]) for fact in reported if fact] == [
                 *((name.hex(), "pending") for name in ids(*"abc")),
                 *((name.hex(), "pruned") for name in ids(*"ba")),
                 (*[name.hex() for name in ids("d")], "pending"),
@@ -102,8 +102,8 @@ def test_blobs_go_with_their_transactions(tmp_path: Path) -> None:
             done(client, submit(n, at("p", n), outputs=outputs, raw=b"raw"))
         assert blobs() == {name.hex() for name in ids(0, 1)}
         assert client.ask(submit(2, at("p", 2), outputs=outputs, raw=b"raw"))["evicted"] == 1
-        told = [listener.receive() for _ in range(4)]
-        assert [(fact["txid"], fact["status"]) for fact in told if fact] == [
+        reported = [listener.receive() for _ in range(4)]
+        assert [(fact["txid"], fact["status"]) for fact in reported if fact] == [
             *((name.hex(), "pending") for name in ids(0, 1)),
             (*[name.hex() for name in ids(0)], "pruned"),
             (*[name.hex() for name in ids(2)], "pending"),
@@ -125,9 +125,9 @@ def test_age(tmp_path: Path) -> None:
             sleep(0.5)
             assert pending(daemon) == ids(*"abc")  # the block that has it may be about to come
             done(client, {"type": "NodeState", "state": "running", "height": 2})
-            told = [listener.receive() for _ in range(8)]
-            gone = {fact["txid"] for fact in told if fact and fact["status"] == "pruned"}
-            assert gone == {name.hex() for name in ids(*"abc")}
+            reported = [listener.receive() for _ in range(8)]
+            removed = {fact["txid"] for fact in reported if fact and fact["status"] == "pruned"}
+            assert removed == {name.hex() for name in ids(*"abc")}
         assert pending(daemon) == []
         assert {line["reason"] for line in until(lambda: evictions(daemon))} == {"age"}
         done(client, submit("again", at("p")))

@@ -254,9 +254,9 @@ def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, spoiled: str
         with capture_logs() as logs:
             job = local.run_cycle(3 + RETENTION)
         assert job.state == "done"
-        gone = job.counts["transactions_deleted"]
+        removed = job.counts["transactions_deleted"]
         problems = job.counts.get("errors", 0) + sum(job.skipped.values())
-        assert (gone, problems) == {"record": (12, 2), "parent": (12, 2), "index": (14, 1)}.get(spoiled, (13, 1))
+        assert (removed, problems) == {"record": (12, 2), "parent": (12, 2), "index": (14, 1)}.get(spoiled, (13, 1))
         if spoiled != "child":
             assert any(line["event"] == "records_skipped" and line["log_level"] == "error" for line in logs)
 
@@ -426,13 +426,13 @@ def test_a_long_cycle_reports_its_progress(tmp_path: Path, every_s: float) -> No
             local.create(pay(f"spent {n}"), 1, mined=1)
             local.create(pay(f"spender {n}", at(f"spent {n}")), 2, mined=2)
         live(local, story)
-    said = [line for line in logs if line["event"] == "pruning"]
+    reported = [line for line in logs if line["event"] == "pruning"]
     if every_s in {0.0, 30.0}:
-        assert said == []
+        assert reported == []
         return
-    far = [line["transactions_deleted"] for line in said if "transactions_deleted" in line]
+    far = [line["transactions_deleted"] for line in reported if "transactions_deleted" in line]
     assert far == sorted(far) and set(far) >= {1, 2, 3, 4, 5}
-    assert {line["height"] for line in said} == {13} and "transactions" in {line["phase"] for line in said}
+    assert {line["height"] for line in reported} == {13} and "transactions" in {line["phase"] for line in reported}
 
 
 @pytest.mark.parametrize("what", ["rollback", "node"])

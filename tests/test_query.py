@@ -82,14 +82,14 @@ class Expected:
         return cbor2.loads(leaf(*held, self.model.moments[held[1].place[0]]))
 
 
-def lists(shot: Snapshot, told: Expected, rng: Random, *, numbered: bool = True) -> int:
+def lists(shot: Snapshot, known: Expected, rng: Random, *, numbered: bool = True) -> int:
     """Compare every list, by cursor, by page number and of an asset, and its sum; return how many outputs they had."""
     assets, seen = [policy + bytes(length) for policy in POLICIES for length in range(3)], 0
     for index, key in keys():
         where = shot.by_address(key) if index == "address_hash" else shot.listed(index, key)
         for order in ORDERS:
             for asset in (None, *rng.sample(assets, 2)):
-                wanted, count, cursor = told.listed(index, key, order, asset), rng.choice((2, 7, 1000)), None
+                wanted, count, cursor = known.listed(index, key, order, asset), rng.choice((2, 7, 1000)), None
                 seen += len(wanted)
                 while True:
                     walk = shot.walk(where, order, cursor, asset)
@@ -97,13 +97,13 @@ def lists(shot: Snapshot, told: Expected, rng: Random, *, numbered: bool = True)
                         pass
                     places, cursor = walk.take(count)
                     some, wanted = wanted[:count], wanted[count:]
-                    assert cbor2.loads(shot.cbor(places)) == [told.leaf(each) for each in some]
+                    assert cbor2.loads(shot.cbor(places)) == [known.leaf(each) for each in some]
                     assert shot.json(places) == msgspec.json.encode(shot.utxos(places))
                     assert (cursor is None) == (not wanted)
                     if cursor is None:
                         break
             if numbered:
-                wanted, count, page = told.listed(index, key, order, None), rng.choice((1, 2, 7)), rng.randrange(1, 5)
+                wanted, count, page = known.listed(index, key, order, None), rng.choice((1, 2, 7)), rng.randrange(1, 5)
                 found = shot.page(where, count, order, page, None)
                 end = page * count
                 assert [(bytes.fromhex(utxo.tx_hash), utxo.output_index) for utxo in found.utxos] == [
@@ -111,7 +111,7 @@ def lists(shot: Snapshot, told: Expected, rng: Random, *, numbered: bool = True)
                 ]
                 assert (found.next_cursor is None) == (len(wanted) <= end)
         *_, total = shot.balance(where)
-        wanted = told.listed(index, key, "asc", None)
+        wanted = known.listed(index, key, "asc", None)
         sums: dict[tuple[bytes, bytes], int] = {}
         for _, coin in wanted:
             for policy, name, quantity in coin.output.assets:
@@ -141,9 +141,9 @@ def fates(model: Model) -> dict[OutPoint, Fate]:
     return found
 
 
-def single(shot: Snapshot, told: Expected) -> int:
+def single(shot: Snapshot, known: Expected) -> int:
     """Compare every output that was ever created; return how many spent ones are still answered for."""
-    model, spent, by_tx = told.model, 0, dict[bytes, int]()
+    model, spent, by_tx = known.model, 0, dict[bytes, int]()
     for point, (coin, spender, ordinal) in fates(model).items():
         entry, utxo = shot.find_entry(*point), shot.find(*point)
         if spender is not None and ordinal <= shot.state.floor:
@@ -152,12 +152,12 @@ def single(shot: Snapshot, told: Expected) -> int:
         assert entry is not None and utxo is not None
         record, by_tx[point[0]] = cbor2.loads(shot.query.records.record(entry)), by_tx.get(point[0], 0) + 1
         if spender is None:
-            assert record == told.leaf((point, coin))[1] and utxo.spent_tx_hash is msgspec.UNSET
+            assert record == known.leaf((point, coin))[1] and utxo.spent_tx_hash is msgspec.UNSET
         else:
             at, by = model.moments[ordinal].point, model.moments[ordinal].block
             assert at is not None and by is not None and utxo.spent_tx_hash == spender.hex()
             assert (utxo.spent_block_time, utxo.spent_epoch) == (by.time, by.epoch)
-            assert record[6] == told.leaf((point, coin))[1]
+            assert record[6] == known.leaf((point, coin))[1]
             assert (record[0], record[2], record[3]) == (spender, at.height, at.hash)
             spent += 1
     for txid in model.used():
@@ -170,8 +170,8 @@ def compare(query: Query, model: Model, seed: int, *, numbered: bool = True) -> 
     with query.snapshot() as shot:
         assert shot.state.tip == model.committed
         assert (shot.tip(), shot.state.unspent) == (model.stored.point, len(model.stored.coins))
-        told = Expected(model)
-        return lists(shot, told, Random(seed), numbered=numbered), single(shot, told)
+        known = Expected(model)
+        return lists(shot, known, Random(seed), numbered=numbered), single(shot, known)
 
 
 @pytest.fixture(params=["large values", "small values"])
@@ -209,8 +209,8 @@ def test_answers_are_those_of_the_model(tmp_path: Path, seed: int, windows: Opti
         while returns < 3 or model.committed < 22:
             with query.snapshot() as earlier:
                 before = pages(earlier)
-                told = [moment.block for moment in model.moments[1:] if moment.block]
-                more = random_chain(rng, rng.randrange(1, 6), after=told, repeats=bool(seed))
+                known = [moment.block for moment in model.moments[1:] if moment.block]
+                more = random_chain(rng, rng.randrange(1, 6), after=known, repeats=bool(seed))
                 feed(chain, *more)
                 for each in more:
                     model.apply(each)
@@ -236,10 +236,10 @@ def test_answers_are_those_of_the_model(tmp_path: Path, seed: int, windows: Opti
 def test_answers_after_blocks_far_below_the_tip(tmp_path: Path) -> None:
     """Outputs that are created and spent in a batch leave nothing; then blocks come as they do at the tip."""
     rng, model, total = Random(5), Model(), 0
-    told = random_chain(rng, 40, repeats=False)
+    known = random_chain(rng, 40, repeats=False)
     with open_chain(tmp_path, prune_depth=5, rollback_window=5) as chain:
         while model.committed < 40:
-            some = told[model.committed :][: rng.randrange(1, 8)]
+            some = known[model.committed :][: rng.randrange(1, 8)]
             feed(chain, *some, network_height=1000 if model.committed < 30 else None)
             for each in some:
                 model.apply(each)
@@ -253,9 +253,9 @@ def test_answers_after_blocks_far_below_the_tip(tmp_path: Path) -> None:
 def test_keys_that_share_a_prefix_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.store, "new_state", lambda: State([0, 0, 0, 0]))
     small_values(monkeypatch)
-    told, model = random_chain(Random(3), 14), Model()
+    known, model = random_chain(Random(3), 14), Model()
     with open_chain(tmp_path) as chain:
-        for some in (told[:9], told[9:]):
+        for some in (known[:9], known[9:]):
             feed(chain, *some)
             for each in some:
                 model.apply(each)
@@ -267,13 +267,13 @@ def test_keys_that_share_a_prefix_are_distinguished(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("sizes")
 def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
     """Each list is what a look at all live outputs finds; hashes are derived where only the whole thing was given."""
-    told, model = random_chain(Random(9), 40), Model()
+    known, model = random_chain(Random(9), 40), Model()
     held = [(policy, bytes(length), 1) for policy in POLICIES for length in range(3)]
     rich = [output(name, assets=held[n::step]) for step in (1, 2, 5) for n, name in enumerate(("ann", "bob", "ann"))]
-    told.append(block(told[-1], tx("rich", *rich)))
+    known.append(block(known[-1], tx("rich", *rich)))
     derived = output("ann", inline_datum=b"d", script_ref=bytes.fromhex("82014100"))
     with open_chain(tmp_path / "few", indexes=OLD) as one, open_chain(tmp_path / "all") as other:
-        for each in told:
+        for each in known:
             feed(one, each)
             feed(other, each)
             model.apply(each)
@@ -281,7 +281,7 @@ def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
         for chain in (one, other):  # those that hold an asset are found by its policy, and by itself
             with query_of(chain).snapshot() as shot:
                 assert lists(shot, Expected(model), Random(1)) > 100
-            feed(chain, block(told[-1], tx("derived", derived)))
+            feed(chain, block(known[-1], tx("derived", derived)))
         with query_of(one).snapshot() as few, query_of(other).snapshot() as shot:
             wanted: dict[tuple[str, bytes], set[tuple[str, int]]] = {}
             for owner in ADDRESSES:
@@ -481,9 +481,9 @@ def test_a_cursor_of_another_list_or_branch_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_cursor_is_exact_while_the_chain_grows(tmp_path: Path, order: Order) -> None:
-    where, gone = address(0, "ann", "pool"), [3, 4, 5, 12, 14, 15]
+    where, removed = address(0, "ann", "pool"), [3, 4, 5, 12, 14, 15]
     first = block(None, tx("a", *(output(where, n) for n in range(20))))
-    spends = [(first.txs[0].txid, n) for n in gone]
+    spends = [(first.txs[0].txid, n) for n in removed]
     with open_chain(tmp_path) as chain:
         feed(chain, first)
         with query_of(chain).snapshot() as shot:
@@ -493,6 +493,6 @@ def test_a_cursor_is_exact_while_the_chain_grows(tmp_path: Path, order: Order) -
             rest = shot.page(shot.by_address(where), 50, order, 1, page.next_cursor)
     values = [[utxo.lovelace_amount for utxo in found.utxos] for found in (page, rest)]
     if order == "asc":
-        assert values == [[0, 1, 2, 3, 4], [n for n in range(5, 20) if n not in gone] + [99]]
+        assert values == [[0, 1, 2, 3, 4], [n for n in range(5, 20) if n not in removed] + [99]]
     else:
-        assert values == [[19, 18, 17, 16, 15], [n for n in range(14, -1, -1) if n not in gone]]
+        assert values == [[19, 18, 17, 16, 15], [n for n in range(14, -1, -1) if n not in removed]]

@@ -72,11 +72,11 @@ class Stubborn:
     def __init__(self, *answers: Outcome) -> None:
         """Take what the attempts of a row come to; the last one is repeated."""
         self.go, self.answers = asyncio.Event(), answers
-        self.asked, self.running, self.most = Counter[bytes](), Counter[bytes](), 0
+        self.requests, self.running, self.most = Counter[bytes](), Counter[bytes](), 0
 
     async def recover(self, txid: bytes) -> Outcome:
-        answer = self.answers[min(self.asked[txid], len(self.answers) - 1)]
-        self.asked[txid] += 1
+        answer = self.answers[min(self.requests[txid], len(self.answers) - 1)]
+        self.requests[txid] += 1
         self.running[txid] += 1
         self.most = max(self.most, self.running[txid])
         while not self.go.is_set():
@@ -116,12 +116,12 @@ async def test_a_lock_longer_than_a_lease_starts_no_second_attempt(storage: Stor
             return row.lease_until > before.lease_until
 
         await until(renewed)
-        assert (handler.asked[tx(1)], before.owner) == (1, manager.owner)
+        assert (handler.requests[tx(1)], before.owner) == (1, manager.owner)
         handler.go.set()
         await until(becomes(storage, tx(1), "confirmed"))
         await until(lambda: manager.numbers.held == 0)
     row = await read(storage, tx(1))
-    assert (row.message, row.owner, handler.asked[tx(1)]) == ("at last", None, 1)
+    assert (row.message, row.owner, handler.requests[tx(1)]) == ("at last", None, 1)
     assert manager.numbers.conflicts == 0
 
 
@@ -137,11 +137,11 @@ async def test_an_attempt_does_not_speak_for_a_row_that_others_had_since(on_sqli
         await until(lambda: manager.numbers.claims >= 3)
         row = await read(on_sqlite, tx(1))
         assert (row.status, row.attempts, row.last_error) == ("pending", 0, "an earlier attempt has not ended yet")
-        assert handler.asked[tx(1)] == 1
+        assert handler.requests[tx(1)] == 1
         handler.go.set()
         await until(becomes(on_sqlite, tx(1), "deleted"))
     row = await read(on_sqlite, tx(1))
-    assert (row.message, handler.asked[tx(1)], handler.most) == ("after it", 2, 1)
+    assert (row.message, handler.requests[tx(1)], handler.most) == ("after it", 2, 1)
 
 
 async def test_a_revoked_claim_cannot_settle(storage: Storage) -> None:
@@ -155,7 +155,7 @@ async def test_a_revoked_claim_cannot_settle(storage: Storage) -> None:
         await until(becomes(storage, tx(1), "deleted"))
         await until(becomes(storage, tx(2), "confirmed"))
     assert manager.numbers.conflicts + manager.numbers.lease_losses == 1
-    assert (handler.asked[tx(1)], handler.most) == (2, 1)
+    assert (handler.requests[tx(1)], handler.most) == (2, 1)
 
 
 async def test_a_lease_that_ends_early_is_claimed_again(on_sqlite: Storage, sqlite_lab: Lab) -> None:
@@ -173,7 +173,7 @@ async def test_a_lease_that_ends_early_is_claimed_again(on_sqlite: Storage, sqli
     handler = Stubborn(Valid())
     async with handler, managing(shaky, handler, worker_count=1) as manager:
         await until(lambda: manager.numbers.claims == 2)
-        await until(lambda: handler.asked)
+        await until(lambda: handler.requests)
         await sqlite_lab.pass_time(31)  # one is attempted, one is queued
         await until(lambda: manager.numbers.claims == 4)
         handler.go.set()
@@ -185,7 +185,7 @@ async def test_a_lease_that_ends_early_is_claimed_again(on_sqlite: Storage, sqli
             await until(becomes(on_sqlite, tx(n), "confirmed"))
         await until(lambda: manager.numbers.held == 0)
     numbers = manager.numbers
-    assert (sum(handler.asked.values()), numbers.conflicts, numbers.lease_losses) == (2, 0, 0)
+    assert (sum(handler.requests.values()), numbers.conflicts, numbers.lease_losses) == (2, 0, 0)
     assert (await read(on_sqlite, tx(1))).generation == 3
 
 
@@ -201,12 +201,12 @@ async def test_a_row_that_falls_due_while_its_answer_is_on_the_way_is_attempted_
         return landed
 
     shaky.settle = answered_late  # type: ignore[attr-defined]
-    handler = Stub(lambda _: Busy("once more") if len(handler.asked) == 1 else Valid())
+    handler = Stub(lambda _: Busy("once more") if len(handler.requests) == 1 else Valid())
     async with managing(shaky, handler) as manager:
         await until(lambda: manager.numbers.claims == 2)
         go.set()
         await until(becomes(on_sqlite, tx(1), "confirmed"))
-    assert (len(handler.asked), manager.numbers.conflicts) == (2, 0)
+    assert (len(handler.requests), manager.numbers.conflicts) == (2, 0)
 
 
 async def test_an_attempt_that_outlives_the_service_keeps_its_row(on_sqlite: Storage, sqlite_lab: Lab) -> None:
@@ -223,7 +223,7 @@ async def test_an_attempt_that_outlives_the_service_keeps_its_row(on_sqlite: Sto
         await until(becomes(on_sqlite, tx(1), "confirmed"))
         await manager.stop()
     assert (await read(on_sqlite, tx(1))).message == "of another life"
-    assert handler.asked[tx(1)] == 1
+    assert handler.requests[tx(1)] == 1
 
 
 async def test_a_worker_is_replaced_while_its_attempt_does_not_end(on_sqlite: Storage) -> None:
@@ -390,7 +390,7 @@ async def test_a_handler_that_misbehaves_fails_its_row(
 async def test_callbacks_that_raise_are_contained(on_sqlite: Storage) -> None:
     """Each is logged and counted; claiming, settling and the other callbacks go on."""
     await old(on_sqlite, 1)
-    told, chores, broken = list[str](), list[int](), {"changed", "available", "chore"}
+    reported, chores, broken = list[str](), list[int](), {"changed", "available", "chore"}
 
     def say(what: str) -> None:
         if what in broken:
@@ -398,7 +398,7 @@ async def test_callbacks_that_raise_are_contained(on_sqlite: Storage) -> None:
 
     def changed() -> None:
         say("changed")
-        told.append("changed")
+        reported.append("changed")
 
     def available() -> bool:
         say("available")
@@ -420,10 +420,10 @@ async def test_callbacks_that_raise_are_contained(on_sqlite: Storage) -> None:
             await old(on_sqlite, 2)
             await until(becomes(on_sqlite, tx(2), "confirmed"))
             await until(lambda: manager.numbers.settled["confirmed"] == 2)
-            assert told == []
+            assert reported == []
             broken.clear()
             await old(on_sqlite, 3)
-            await until(lambda: told == ["changed"])
+            await until(lambda: reported == ["changed"])
     failures = [line for line in logs if line["event"] == "callback_failed"]
     assert {line["callback"] for line in failures} == {"available", "changed", "chore"}
     assert len(failures) == manager.numbers.callback_errors

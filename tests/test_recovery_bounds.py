@@ -13,7 +13,7 @@ from patience import until
 from recovering import Lab, quick, tx
 from scenarios import at, block, output
 from scenarios import tx as made
-from test_recovery_daemon import said as told
+from test_recovery_daemon import output_of
 
 import handlers.recovery.chores
 from handlers.recovery.chores import forget
@@ -39,7 +39,7 @@ def submitted(name: object, *spends: list[Any]) -> Message:
 
 
 def by_status(daemon: Daemon) -> dict[str, int]:
-    found: dict[str, int] = json.loads(told(daemon, "status", "--json"))["by_status"]
+    found: dict[str, int] = json.loads(output_of(daemon, "status", "--json"))["by_status"]
     return found
 
 

@@ -40,7 +40,7 @@ def submit(client: Client, *transactions: Message) -> None:
     assert set(statuses(client.feed(sent))) == {"accepted"}
 
 
-def said(daemon: Daemon, *words: str) -> Any:
+def output_of(daemon: Daemon, *words: str) -> Any:
     """Return what a command says, once a daemon that has just started has made its tables."""
     done = patience.until(lambda: daemon.run("recovery", *words), lambda done: b"has no schema yet" not in done.stderr)
     assert done.returncode == 0, done.stderr.decode()
@@ -49,7 +49,7 @@ def said(daemon: Daemon, *words: str) -> Any:
 
 def rows(daemon: Daemon) -> dict[str, str]:
     """Return the status of every row, by the id's name."""
-    listed = [json.loads(line) for line in said(daemon, "list", "--json").splitlines()]
+    listed = [json.loads(line) for line in output_of(daemon, "list", "--json").splitlines()]
     return {row["txid"]: row["status"] for row in listed}
 
 
@@ -91,15 +91,15 @@ def test_a_row_follows_its_transaction(folder: Path) -> None:
         more = chain(2, second)
         client.feed(more)
         until(lambda: rows(daemon), named(mined="confirmed", loses="deleted", waits="pending"))
-        heard: list[tuple[str, str]] = []
+        received: list[tuple[str, str]] = []
 
         def hear_until_confirmed() -> None:
             """What recovery tells is not in the log yet when the row says so."""
-            while heard[-1:] != [("mined", "confirmed")]:
+            while received[-1:] != [("mined", "confirmed")]:
                 fact = listener.receive()
                 assert fact is not None
                 names = {digest("tx", name).hex(): name for name in ("mined", "loses", "waits")}
-                heard.append((names.get(fact["txid"], "another"), fact["status"]))
+                received.append((names.get(fact["txid"], "another"), fact["status"]))
 
         hear_until_confirmed()
         client.feed([back_to(first)])
@@ -107,14 +107,14 @@ def test_a_row_follows_its_transaction(folder: Path) -> None:
         client.feed([second, *more])
         until(lambda: rows(daemon)[digest("tx", "mined").hex()], "confirmed")
         assert rows(daemon)[digest("tx", "waits").hex()] == "pending"
-        heard.append(("another", "block"))
+        received.append(("another", "block"))
         hear_until_confirmed()
         listener.close()
-        assert [status for name, status in heard if name == "mined"] == [
+        assert [status for name, status in received if name == "mined"] == [
             *("pending", "mined", "confirmed"),
             *("pending", "mined", "confirmed"),
         ]
-        assert [status for name, status in heard if name == "loses"] == ["pending", "conflicting", "deleted"]
+        assert [status for name, status in received if name == "loses"] == ["pending", "conflicting", "deleted"]
         assert daemon.term() == 0
         assert "recovery_stopped" in daemon.events()
 
@@ -127,20 +127,20 @@ def test_operators_replay_discard_and_reopen(folder: Path) -> None:
         txid = digest("tx", "waits").hex()
         until(lambda: rows(daemon), {txid: "pending"})
         assert daemon.run("recovery", "replay", txid).returncode == 1  # it is neither dead nor an orphan
-        assert txid in said(daemon, "discard", txid, "--reason", "nobody wants it")
-        shown = json.loads(said(daemon, "show", txid, "--json"))
+        assert txid in output_of(daemon, "discard", txid, "--reason", "nobody wants it")
+        shown = json.loads(output_of(daemon, "show", txid, "--json"))
         assert (shown["status"], shown["message"], shown["history"]) == ("deleted", "nobody wants it", [])
         until(lambda: "discarded_withdrawn" in daemon.events(), True)
         with daemon.client() as client:
             submit(client, pay("later", 1))
         later = digest("tx", "later").hex()
         until(lambda: rows(daemon), {txid: "deleted", later: "pending"})  # so that it was withdrawn was read
-        assert txid in said(daemon, "reopen", txid)
-        assert json.loads(said(daemon, "show", txid, "--json"))["reopened"] == 2
-        until(lambda: "no source has the transaction" in said(daemon, "show", txid), True)  # looked at, again
-        assert txid in said(daemon, "discard", txid) and later in said(daemon, "discard", later)
-        assert later in said(daemon, "reopen", later)
-        counts = json.loads(said(daemon, "status", "--json"))
+        assert txid in output_of(daemon, "reopen", txid)
+        assert json.loads(output_of(daemon, "show", txid, "--json"))["reopened"] == 2
+        until(lambda: "no source has the transaction" in output_of(daemon, "show", txid), True)  # looked at, again
+        assert txid in output_of(daemon, "discard", txid) and later in output_of(daemon, "discard", later)
+        assert later in output_of(daemon, "reopen", later)
+        counts = json.loads(output_of(daemon, "status", "--json"))
         assert counts["by_status"]["deleted"] == 1
         assert daemon.run("recovery", "show", "00" * 32).returncode == 1
         assert daemon.run("recovery", "show", "nonsense").returncode == 2
@@ -160,11 +160,11 @@ def test_a_node_is_queried_too_and_its_circuit_is_reported(folder: Path) -> None
             client.feed([block(None, FUNDS)])
             submit(client, pay("ahead", 0))
             until(lambda: rows(daemon), named(ahead="confirmed"))
-            assert json.loads(said(daemon, "show", digest("tx", "ahead").hex(), "--json"))["message"] == (
+            assert json.loads(output_of(daemon, "show", digest("tx", "ahead").hex(), "--json"))["message"] == (
                 "mined at height 95"
             )
-            heard = [listener.receive() for _ in range(2)]
-            assert [fact and fact["status"] for fact in heard] == ["pending", "confirmed"]
+            received = [listener.receive() for _ in range(2)]
+            assert [fact and fact["status"] for fact in received] == ["pending", "confirmed"]
             listener.close()
             until(lambda: scrape(daemon).get("utxod_recovery_settled_total{status=confirmed}"), 1)
             numbers = scrape(daemon)
@@ -179,7 +179,7 @@ def test_a_node_is_queried_too_and_its_circuit_is_reported(folder: Path) -> None
                     (digest("tx", "unknown"),),
                 )
             until(lambda: node_circuit(daemon), "open")
-            row = json.loads(said(daemon, "show", digest("tx", "unknown").hex(), "--json"))
+            row = json.loads(output_of(daemon, "show", digest("tx", "unknown").hex(), "--json"))
             assert (row["status"], row["attempts"], row["history"]) == ("pending", 0, [])
             assert "Loading block index" in row["last_error"] or "not queried for some time" in row["last_error"]
             there.says = None
@@ -198,37 +198,39 @@ def test_what_is_discarded_claims_nothing(folder: Path) -> None:
         rival = {"type": "TxSubmitted", "tx": tx("rival", output("rival"), spends=[at("funds", 0)])}
         assert client.ask(rival)["type"] == "Error"
         listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
-        said(daemon, "discard", digest("tx", "stuck").hex())
-        heard = [listener.receive() for _ in range(2)]
+        output_of(daemon, "discard", digest("tx", "stuck").hex())
+        received = [listener.receive() for _ in range(2)]
         listener.close()
-        told = [(fact["txid"], fact["cause"]) for fact in heard if fact is not None]
+        reported = [(fact["txid"], fact["cause"]) for fact in received if fact is not None]
         withdrawn = {"type": "withdrawn", "reason": "operator"}
-        assert told == [(digest("tx", name).hex(), withdrawn) for name in ("stuck", "child")]
+        assert reported == [(digest("tx", name).hex(), withdrawn) for name in ("stuck", "child")]
         until(lambda: rows(daemon), named(stuck="deleted", other="pending"))
         assert client.ask(rival)["status"] == "accepted"
         until(lambda: rows(daemon), named(stuck="deleted", other="pending", rival="pending"))
-        said(daemon, "discard", digest("tx", "rival").hex())
+        output_of(daemon, "discard", digest("tx", "rival").hex())
         daemon.kill()  # whether it was withdrawn or not
         daemon.start()
         until(lambda: rows(daemon)[digest("tx", "rival").hex()], "deleted")
     with running(folder, recovery=shared) as daemon, daemon.client() as client:
         until(lambda: client.ask({"type": "TxSubmitted", "tx": pay("third", 0)}).get("status"), "accepted")
         assert client.ask({"type": "OutputsFrozen", "outpoints": [at("other")]})["status"] == "accepted"
-        said(daemon, "discard", digest("tx", "other").hex())
+        output_of(daemon, "discard", digest("tx", "other").hex())
         until(lambda: "discard_refused" in daemon.events(), True)
         assert client.ask({"type": "TxSubmitted", "tx": pay("late", 1)})["type"] == "Error"
         assert daemon.term() == 0
         daemon.assert_sound()
 
 
-@pytest.mark.parametrize("asked", ["chain", "node"])
-def test_a_transaction_that_no_other_source_has_becomes_an_orphan_though_we_hold_it(folder: Path, asked: str) -> None:
+@pytest.mark.parametrize("requests", ["chain", "node"])
+def test_a_transaction_that_no_other_source_has_becomes_an_orphan_though_we_hold_it(
+    folder: Path, requests: str
+) -> None:
     """Until a block has it after all. What the node's pool has is no orphan."""
     there = Explorer()
     there.mempool.add(digest("tx", "known").hex())
     with serving(cast("FakeNode", there)) as server:
         wish: dict[str, Any] = SOON | {"not_found_grace_period": "2s"}
-        if asked == "node":
+        if requests == "node":
             wish["node_url"] = f"http://{quote(LOGIN, safe=':')}@127.0.0.1:{server.port}"
         with running(folder, recovery=wish) as daemon, daemon.client() as client:
             listener = daemon.client()
@@ -236,19 +238,19 @@ def test_a_transaction_that_no_other_source_has_becomes_an_orphan_though_we_hold
             client.hello(network_tip={"height": 1})
             first = block(None, FUNDS)
             client.feed([first])
-            submit(client, pay("unknown", 0), *([pay("known", 1)] if asked == "node" else []))
-            others = {"known": "pending"} if asked == "node" else {}
+            submit(client, pay("unknown", 0), *([pay("known", 1)] if requests == "node" else []))
+            others = {"known": "pending"} if requests == "node" else {}
             until(lambda: rows(daemon), named(unknown="orphan", **others))
-            shown = json.loads(said(daemon, "show", digest("tx", "unknown").hex(), "--json"))
+            shown = json.loads(output_of(daemon, "show", digest("tx", "unknown").hex(), "--json"))
             assert shown["message"] == "it never reached the chain" and shown["not_found"] >= 3
-            heard = list[str]()
+            received = list[str]()
 
             def hear(status: str) -> None:
                 """Hear up to a fact: that a row is an orphan is told after the row says so."""
-                while heard[-1:] != [status]:
+                while received[-1:] != [status]:
                     fact = listener.receive()
                     assert fact is not None
-                    heard.extend([fact["status"]] if fact["txid"] == digest("tx", "unknown").hex() else [])
+                    received.extend([fact["status"]] if fact["txid"] == digest("tx", "unknown").hex() else [])
 
             hear("orphan")
             second = block(first, pay("unknown", 0))
@@ -258,15 +260,15 @@ def test_a_transaction_that_no_other_source_has_becomes_an_orphan_though_we_hold
             until(lambda: rows(daemon)[digest("tx", "unknown").hex()], "confirmed")
             hear("confirmed")
             listener.close()
-            assert heard == ["pending", "orphan", "mined", "confirmed"]
+            assert received == ["pending", "orphan", "mined", "confirmed"]
 
 
 def node_circuit(daemon: Daemon) -> str:
     """Return what the metrics say of the node's circuit."""
     found = re.compile(r"utxod_recovery_circuit\{.*source=node.*\}")
     (state,) = [name for name, value in scrape(daemon).items() if value and found.fullmatch(name)]
-    (said,) = re.findall("state=(\\w+)", state)
-    return str(said)
+    (output_of,) = re.findall("state=(\\w+)", state)
+    return str(output_of)
 
 
 def test_pending_transactions_over_http(folder: Path) -> None:

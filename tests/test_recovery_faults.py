@@ -90,9 +90,9 @@ async def ended_once(storage: Storage, story: Scenario, daemons: list[WatchedDae
             scanned += by_scan
     assert wrong == []
     assert seen == ROWS
-    told = sum((each.told for each in daemons), start=type(daemons[0].told)())
-    assert set(told.values()) == {1}
-    assert all(status == story.right(bytes.fromhex(txid)) for txid, status in told)
+    reported = sum((each.reported for each in daemons), start=type(daemons[0].reported)())
+    assert set(reported.values()) == {1}
+    assert all(status == story.right(bytes.fromhex(txid)) for txid, status in reported)
     return scanned
 
 
@@ -140,8 +140,8 @@ class Cluster:
 async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Path) -> None:
     """Their clocks are two hours apart from one to the next, too."""
     story = Scenario(ROWS)
-    third = len(story.gone) // 3 + 1  # what falls due between two faults: so each finds the leader at work
-    first, second, last = (story.gone[at : at + third] for at in range(0, len(story.gone), third))
+    third = len(story.removed) // 3 + 1  # what falls due between two faults: so each finds the leader at work
+    first, second, last = (story.removed[at : at + third] for at in range(0, len(story.removed), third))
     async with AsyncExitStack() as stack:
         storage = await stack.enter_async_context(shared.storage())
         ways = [await stack.enter_async_context(Proxy(shared.uri, DELAY_S)) for _ in range(3)]
@@ -253,8 +253,8 @@ async def test_a_kill_between_the_two_stores_loses_nothing(kind: str, shared: La
             await thread(one.start)
             await until_so(rows, {txid: story.right(txid) for txid in submitted})
             await thread(one.end)
-            assert set(one.told.values()) == {1}
-            assert {bytes.fromhex(txid) for txid, _ in one.told} == submitted
+            assert set(one.reported.values()) == {1}
+            assert {bytes.fromhex(txid) for txid, _ in one.reported} == submitted
 
 
 async def until_so(rows: Callable[[], Awaitable[dict[bytes, str]]], wanted: dict[bytes, str]) -> None:

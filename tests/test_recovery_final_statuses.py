@@ -38,12 +38,12 @@ class Life:
 
     def __init__(self, storage: Storage, disk: Disk) -> None:
         self.storage, self.changes = storage, ChangeLog(disk)
-        self.heard = list[TxStatusChanged]()
+        self.received = list[TxStatusChanged]()
         self.reporter = FinalStatusReporter(storage, self.changes, self.publish, CapacityLimiter(1), lambda: 7)
 
     def publish(self) -> None:
         """Stand for the bus."""
-        self.heard += cast("list[TxStatusChanged]", self.changes.take())
+        self.received += cast("list[TxStatusChanged]", self.changes.take())
 
     async def conclude(self, status: Any, *numbers: int) -> None:
         await self.storage.conclude(map(tx, numbers), status, "")
@@ -115,10 +115,10 @@ async def test_a_kill_between_the_tables_and_the_log_loses_no_fact(lab: Lab, dis
         second = Life(storage, disk)
         await second.tell_all()
         assert second.logged() == [(tx(1), "confirmed"), (tx(2), "deleted"), (tx(3), "deleted")]
-        assert [fact.height for fact in second.heard] == [7, 7]
+        assert [fact.height for fact in second.received] == [7, 7]
         third = Life(storage, disk)
         await third.tell_all()
-        assert third.logged() == second.logged() and third.heard == []
+        assert third.logged() == second.logged() and third.received == []
 
 
 async def test_a_kill_between_the_log_and_the_mark_publishes_nothing_twice(lab: Lab, disk: Disk) -> None:

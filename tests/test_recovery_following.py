@@ -33,10 +33,10 @@ CAUSES: dict[str, AnyCause] = {
 }
 
 
-def said(status: str, *numbers: int, height: int = 5) -> list[Fact]:
+def status_facts(status: str, *numbers: int, height: int = 5) -> list[Fact]:
     """Return facts about transactions; `back` is pending by a rollback."""
-    told = "pending" if status == "back" else status
-    return [TxStatusChanged(txid=tx(n), status=told, height=height, cause=CAUSES[status]) for n in numbers]
+    reported = "pending" if status == "back" else status
+    return [TxStatusChanged(txid=tx(n), status=reported, height=height, cause=CAUSES[status]) for n in numbers]
 
 
 def block(height: int) -> Fact:
@@ -135,7 +135,14 @@ async def test_lines_logged_while_no_process_reads_are_read_later(lab: Lab, log:
     """Also of what is mined, or lost, by the time that it can be written: its end is marked like any other."""
     async with lab.storage(reporter="me") as storage:
         await begun(log, storage)
-        log.log(*said("pending", 1, 2, 3), *said("mined", 1), *said("conflicting", 2), block(5), block(6), block(7))
+        log.log(
+            *status_facts("pending", 1, 2, 3),
+            *status_facts("mined", 1),
+            *status_facts("conflicting", 2),
+            block(5),
+            block(6),
+            block(7),
+        )
         async with log.following(storage):
             await until(are(storage, t1="confirmed", t2="deleted", t3="pending"))
         assert await storage.unpublished(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
@@ -145,7 +152,7 @@ async def test_lines_logged_while_no_process_reads_are_read_later(lab: Lab, log:
 
 async def test_what_is_mined_is_confirmed_by_a_later_life(on_sqlite: Storage, log: Log) -> None:
     await begun(log, on_sqlite)
-    log.log(*said("mined", 1), block(5), block(6))
+    log.log(*status_facts("mined", 1), block(5), block(6))
     async with log.following(on_sqlite):
         await log.is_read(on_sqlite)
         assert await are(on_sqlite, t1="pending")()
@@ -190,9 +197,14 @@ class Steps:
 async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(storage: Storage, lab: Lab, log: Log) -> None:
     """A reader that goes on has the same rows in the end, and reopens none of them twice."""
     story = [
-        *(*said("pending", 1, 2, 3, 6), *said("mined", 1, height=3), *said("mined", 4), *said("conflicting", 2)),
-        *(block(5), block(6), block(7), *said("back", 4), BACK, *said("mined", 4), block(5)),
-        *(*said("conflicting", 6), *said("pending", 5)),
+        *(
+            *status_facts("pending", 1, 2, 3, 6),
+            *status_facts("mined", 1, height=3),
+            *status_facts("mined", 4),
+            *status_facts("conflicting", 2),
+        ),
+        *(block(5), block(6), block(7), *status_facts("back", 4), BACK, *status_facts("mined", 4), block(5)),
+        *(*status_facts("conflicting", 6), *status_facts("pending", 5)),
         TxStatusChanged(txid=tx(3), status="pruned", height=5, cause=Withdrawn("evicted")),
     ]
     at, left = 0, 0
@@ -224,16 +236,16 @@ async def test_facts_wait_in_the_log_while_the_database_is_away(sqlite_lab: Lab,
         shaky = Shaky(storage)
         shaky.broken.add("transact")
         async with log.following(shaky):
-            log.log(*said("pending", 1, 2))
+            log.log(*status_facts("pending", 1, 2))
             await until(lambda: shaky.calls.count("transact") >= 2)
             assert await storage.rows(None, 9) == []
             shaky.broken.clear()
             shaky.mute.add("transact")
-            log.log(*said("mined", 1), block(5), block(6), block(7), *said("pending", 3))
+            log.log(*status_facts("mined", 1), block(5), block(6), block(7), *status_facts("pending", 3))
             await log.is_read(storage)
             await until(are(storage, t1="confirmed", t2="pending", t3="pending"))
             shaky.mute.clear()
-            log.log(*said("conflicting", 2))
+            log.log(*status_facts("conflicting", 2))
             await until(are(storage, t1="confirmed", t2="deleted", t3="pending"))
         assert await storage.unpublished(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
         assert {row.reopened for row in await storage.rows(None, 100)} == {0}
@@ -243,7 +255,7 @@ async def test_facts_wait_in_the_log_while_the_database_is_away(sqlite_lab: Lab,
 async def test_a_deep_rollback_is_read_in_parts(on_sqlite: Storage, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers.recovery.following, "_ROWS", 3)
     await begun(log, on_sqlite)
-    log.log(*said("back", *range(2000)), BACK)
+    log.log(*status_facts("back", *range(2000)), BACK)
     log.fetched.clear()
     async with log.following(on_sqlite):
         await log.is_read(on_sqlite)
@@ -256,15 +268,15 @@ async def test_a_deep_rollback_is_read_in_parts(on_sqlite: Storage, log: Log, mo
 
 async def test_a_survey_replaces_facts_that_are_no_longer_kept(on_sqlite: Storage, log: Log) -> None:
     await begun(log, on_sqlite)
-    log.log(*said("pending", 1))
+    log.log(*status_facts("pending", 1))
     log.changes.keep = Retention(count=1)
     log.log(block(5))
-    log.log(*said("pending", 2))
+    log.log(*status_facts("pending", 2))
     log.surveys.clear()
     with capture_logs() as logs:
         async with log.following(on_sqlite):
             await until(lambda: log.surveys)
-            log.log(*said("pending", 3))
+            log.log(*status_facts("pending", 3))
             await until(are(on_sqlite, t3="pending"))
     (line,) = [line for line in logs if line["event"] == "recovery_survey_started"]
     assert "no longer kept" in line["reason"]
@@ -273,14 +285,14 @@ async def test_a_survey_replaces_facts_that_are_no_longer_kept(on_sqlite: Storag
 
 async def test_another_log_is_not_read_on(on_sqlite: Storage, log: Log, tmp_path: Path) -> None:
     """A shorter one, and one that has as many facts as were read of the one before."""
-    log.log(*said("pending", 1, 2, 3))
+    log.log(*status_facts("pending", 1, 2, 3))
     await begun(log, on_sqlite)
     for facts, reason in ((0, "is in the future"), (9, "the change log is not the one")):
         with Disk(tmp_path / f"{facts}", TABLES, map_size=1 << 24, durable=False) as disk:
             other = Log(disk)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("storage.change_log.time", lambda: 4e9)
-                other.log(*said("pending", *range(facts)), block(5)) if facts else None
+                other.log(*status_facts("pending", *range(facts)), block(5)) if facts else None
             with capture_logs() as logs:
                 async with other.following(on_sqlite):
                     await until(lambda: other.surveys)  # noqa: B023
@@ -297,7 +309,7 @@ async def test_stores_on_one_database_have_cursors_and_chains_of_their_own(lab: 
         async with lab.storage() as storage, log.following(storage), other.following(storage, "theirs"):
             await log.is_read(storage)
             await other.is_read(storage, "theirs")
-            log.log(*said("mined", 1), block(5))
+            log.log(*status_facts("mined", 1), block(5))
             await until(are(storage, t1="pending"))
             other.log(*(block(height) for height in range(5, 12)))
             await other.is_read(storage, "theirs")
@@ -330,11 +342,11 @@ async def test_a_submission_revokes_no_confirmation(sqlite_lab: Lab, log: Log) -
         await storage.conclude([tx(1), tx(4)], "confirmed", "another daemon")
         await storage.conclude([tx(2)], "orphan", "another daemon")
         await storage.conclude([tx(3)], "deleted", "another daemon")
-        log.log(*said("pending", 1, 2, 3))
+        log.log(*status_facts("pending", 1, 2, 3))
         await until(are(storage, t1="confirmed", t2="pending", t3="pending", t4="confirmed"))
-        log.log(*said("back", 4, height=4), BACK)
+        log.log(*status_facts("back", 4, height=4), BACK)
         await until(are(storage, t1="confirmed", t2="pending", t3="pending", t4="pending"))
-        log.log(*said("back", 1, height=4), BACK)
+        log.log(*status_facts("back", 1, height=4), BACK)
         await until(are(storage, t1="pending", t2="pending", t3="pending", t4="pending"))
         assert (await read(storage, tx(1))).reopened == 1
 
@@ -347,8 +359,8 @@ async def test_a_rollback_is_distinguished_from_submissions(sqlite_lab: Lab, log
             await storage.add([tx(n)], 30.0)
             await storage.conclude([tx(n)], "confirmed", f"mined at height {height}")
         log.log(
-            *(block(5), *said("pending", 3, height=4), *said("back", 1, 2, 9, height=4)),
-            *(*said("conflicting", 9, height=4), BACK),
+            *(block(5), *status_facts("pending", 3, height=4), *status_facts("back", 1, 2, 9, height=4)),
+            *(*status_facts("conflicting", 9, height=4), BACK),
         )
         await until(are(storage, t1="pending", t2="pending", t3="confirmed", t9="deleted"))
         assert (await read(storage, tx(3))).reopened == 0
@@ -360,7 +372,7 @@ async def test_a_rollback_voids_what_was_found_out_before_it(storage: Storage, l
     await storage.add([tx(n) for n in (1, 2)], 0.0, 60.0)
     claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 9)}
     assert await storage.settle([Settlement(claims[tx(1)], "confirmed", "valid")]) == {tx(1)}
-    log.log(*said("back", 1, 2, height=4), BACK)
+    log.log(*status_facts("back", 1, 2, height=4), BACK)
     await begun(log, storage)
     assert await storage.settle([Settlement(claims[tx(2)], "confirmed", "valid")]) == set()
     assert await are(storage, t1="pending", t2="pending")()
@@ -371,7 +383,7 @@ async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(sqlite_lab: Lab
     async with sqlite_lab.storage() as storage, log.following(storage):
         await log.is_read(storage)
         pruned = [TxStatusChanged(txid=tx(n), status="pruned", height=6) for n in (1, 2, 3)]
-        log.log(block(5), *said("mined", 1), *said("conflicting", 2), *pruned)
+        log.log(block(5), *status_facts("mined", 1), *status_facts("conflicting", 2), *pruned)
         await until(are(storage, t1="pending", t2="deleted"))
         log.log(block(6), block(7))
         await until(are(storage, t1="confirmed", t2="deleted"))
@@ -383,20 +395,22 @@ async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(sqlite_lab: Lab
 async def test_what_is_taken_out_of_the_pool_leaves_the_list_unless_it_is_final(
     lab: Lab, log: Log, cause: AnyCause, status: str
 ) -> None:
-    gone = [TxStatusChanged(txid=tx(n), status=status, height=5, cause=cause) for n in (1, 2, 3)]
+    removed = [TxStatusChanged(txid=tx(n), status=status, height=5, cause=cause) for n in (1, 2, 3)]
     async with lab.storage() as storage, log.following(storage):
         await log.is_read(storage)
-        log.log(*said("pending", 1, 2, 4))
+        log.log(*status_facts("pending", 1, 2, 4))
         await until(are(storage, t1="pending", t2="pending", t4="pending"))
         await storage.conclude([tx(2)], "confirmed", "by another instance")
-        log.log(*said("pending", 3), *gone)
+        log.log(*status_facts("pending", 3), *removed)
         await until(are(storage, t2="confirmed", t4="pending"))
-        log.log(*gone, *said("pending", 1))
+        log.log(*removed, *status_facts("pending", 1))
         await until(are(storage, t1="pending", t2="confirmed", t4="pending"))
 
 
 async def test_facts_logged_before_the_first_survey_are_read_after_it(on_sqlite: Storage, log: Log) -> None:
     """The database was away: what has lost by then never had a row, and a survey does not look for it."""
-    async with log.following(on_sqlite, began=lambda: log.log(*said("pending", 1), *said("conflicting", 1))):
+    async with log.following(
+        on_sqlite, began=lambda: log.log(*status_facts("pending", 1), *status_facts("conflicting", 1))
+    ):
         await until(are(on_sqlite, t1="deleted"))
     assert log.surveys == [True]

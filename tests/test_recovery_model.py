@@ -150,7 +150,7 @@ class Node:
             return
         self.undone = self.blocks[-depth:][::-1]
         del self.blocks[-depth:]
-        going = [each for gone in self.undone for each in gone["txs"]]
+        going = [each for removed in self.undone for each in removed["txs"]]
         self.known |= {each["txid"] for each in going}
         self.met |= {"coinbase rolled back"} if any(each.get("coinbase") for each in going) else set()
         self.met |= {"confirmed rolled back"} if depth >= CONFIRMATIONS and going else set()

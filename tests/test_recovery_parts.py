@@ -65,13 +65,13 @@ async def test_two_results_of_one_row_are_in_two_batches() -> None:
 
 @pytest.mark.anyio
 async def test_one_caller_queries_a_source_that_may_be_down() -> None:
-    now, asked, answer = 0.0, list[bytes](), asyncio.Event()
+    now, requests, answer = 0.0, list[bytes](), asyncio.Event()
 
     class Down:
         name = "down"
 
         async def state_of(self, txid: bytes) -> State:
-            asked.append(txid)
+            requests.append(txid)
             await answer.wait()
             raise SourceAway("it is down")
 
@@ -93,7 +93,7 @@ async def test_one_caller_queries_a_source_that_may_be_down() -> None:
             callers.start_soon(ask, n)
         await anyio.wait_all_tasks_blocked()
         answer.set()
-    assert asked == [tx(0), tx(1)]
+    assert requests == [tx(0), tx(1)]
 
 
 @pytest.mark.anyio

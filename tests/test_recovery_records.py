@@ -113,13 +113,13 @@ async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
     assert await asyncio.to_thread(subject.run, LARGE) == {"result": "error", "code": "CRASH"}
     subject.daemon.write(lambda view: acquire(view, subject.words.txid("L"), b"owner", 2, 1000.0))
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
-    records, logged, told = Records(subject.daemon.transactions), list[TxStatusChanged](), list[int]()
+    records, logged, reported = Records(subject.daemon.transactions), list[TxStatusChanged](), list[int]()
 
     async def turn(work: Callable[[], Any]) -> Any:
         return work()
 
     def tell() -> None:
-        told.append(len(logged))
+        reported.append(len(logged))
 
     async def write(step: Callable[[Any], Any]) -> Any:
         return subject.daemon.write(step)
@@ -127,7 +127,7 @@ async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
     healing = Healing(records, cast("Any", turn), write, logged.append, tell, lambda: 7)
     await healing()
     assert logged == [TxStatusChanged(txid=subject.words.txid("A"), status="pending", height=7, cause=Submitted())]
-    assert told == [1, 1] and records.locked(b"") == ([], None)
+    assert reported == [1, 1] and records.locked(b"") == ([], None)
     subject.daemon.write(lambda view: acquire(view, subject.words.txid("M"), b"owner", 2, 1000.0))
     await healing()  # not due again
     assert records.locked(b"")[0] == [subject.words.txid("M")]

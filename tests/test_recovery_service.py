@@ -66,10 +66,10 @@ class Source:
     """A source of finality: what it says, whether it is there, whether it has caught up."""
 
     def __init__(self, state: State | None = None, name: str = "told") -> None:
-        self.name, self.state, self.ready, self.asked = name, state, True, 0
+        self.name, self.state, self.ready, self.requests = name, state, True, 0
 
     async def state_of(self, txid: bytes) -> State:
-        self.asked += 1
+        self.requests += 1
         if self.state is None:
             raise SourceAway(f"{self.name} is down")
         return self.state
@@ -86,12 +86,12 @@ async def test_a_heartbeat_keeps_what_takes_longer_than_a_lease(sqlite_lab: Lab)
         await old(one, 1)
         handler = Stub(lambda _: slow(1.8))
         async with managing(one, handler, lease_duration=1.0) as manager:
-            await until(lambda: handler.asked)
+            await until(lambda: handler.requests)
             for _ in range(15):
                 assert await two.claim("B", 1.0, 10) == []
                 await asyncio.sleep(0.1)
             await until(becomes(one, tx(1), "confirmed"))
-        assert (manager.numbers.lease_losses, len(handler.asked)) == (0, 1)
+        assert (manager.numbers.lease_losses, len(handler.requests)) == (0, 1)
 
 
 async def slow(seconds: float) -> Outcome:
@@ -112,7 +112,7 @@ async def test_a_lost_lease_cancels_the_attempt(on_sqlite: Storage) -> None:
 
     handler = Stub(lambda _: hold())
     async with managing(on_sqlite, handler, lease_duration=1.0) as manager:
-        await until(lambda: handler.asked)
+        await until(lambda: handler.requests)
         await on_sqlite.conclude([tx(1)], "deleted", "an operator was here")
         await until(ended.is_set, 5.0)
         assert manager.numbers.lease_losses == 1
@@ -189,7 +189,7 @@ async def test_an_outage_burns_no_attempts(on_sqlite: Storage) -> None:
         claims = manager.numbers.claims
         await asyncio.sleep(0.1)
         assert manager.numbers.claims <= claims + 20
-        assert source.asked < 10
+        assert source.requests < 10
         rows = await on_sqlite.rows("pending", 100)
         assert len(rows) == 50
         assert {(row.attempts, row.failures, len(row.history)) for row in rows} == {(0, 0, 0)}
@@ -203,22 +203,22 @@ async def test_a_busy_transaction_is_not_attempted_before_its_time(on_sqlite: St
     await old(on_sqlite, 1, 2)
     handler = Stub(lambda txid: Busy("on its way", 100.0 if txid == tx(1) else 0.0))
     async with managing(on_sqlite, handler) as manager:
-        await until(lambda: handler.asked.count(tx(2)) >= 5)  # without patience: with every scan
+        await until(lambda: handler.requests.count(tx(2)) >= 5)  # without patience: with every scan
         row = await read(on_sqlite, tx(1))
-        assert handler.asked.count(tx(1)) == 1
+        assert handler.requests.count(tx(1)) == 1
         assert (row.status, row.attempts, row.failures, row.last_error) == ("pending", 1, 0, "on its way")
         assert row.next_attempt_at is not None
         assert (row.next_attempt_at - row.updated_at).total_seconds() == pytest.approx(100.0, abs=0.1)
         await sqlite_lab.pass_time(101, f"next_attempt_at > {sqlite_lab.now(50)}")
-        await until(lambda: handler.asked.count(tx(1)) == 2)
+        await until(lambda: handler.requests.count(tx(1)) == 2)
 
         async def is_settled() -> bool:  # what is held cannot be woken
             return (await read(on_sqlite, tx(1))).attempts == 2
 
         await until(is_settled)
         await wake(on_sqlite, [tx(1)])
-        await until(lambda: handler.asked.count(tx(1)) == 3)
-    assert manager.numbers.outcomes["busy"] == len(handler.asked)
+        await until(lambda: handler.requests.count(tx(1)) == 3)
+    assert manager.numbers.outcomes["busy"] == len(handler.requests)
 
 
 @pytest.mark.parametrize(("attempts", "cap_s"), [(0, 2.0), (3, 16.0), (60, 60.0)])
@@ -234,20 +234,20 @@ async def test_a_result_whose_answer_was_lost_is_marked_as_untold(lab: Lab) -> N
     """The reporter of final rows finds it; what did not land is attempted again."""
     async with lab.storage(reporter="me") as storage:
         await old(storage, 1, 2)
-        shaky, told = Shaky(storage), list[str]()
+        shaky, reported = Shaky(storage), list[str]()
         shaky.mute.add("settle")
-        async with managing(shaky, Stub(), changed=lambda: told.append("changed")) as manager:
+        async with managing(shaky, Stub(), changed=lambda: reported.append("changed")) as manager:
             await until(becomes(storage, tx(1), "confirmed"))
             await until(becomes(storage, tx(2), "confirmed"))
-            assert told == []
+            assert reported == []
             assert await storage.unpublished(9) == [(tx(1), "confirmed"), (tx(2), "confirmed")]
             shaky.mute.clear()
             await old(storage, 3)
             shaky.broken.add("settle")
             await until(lambda: shaky.calls.count("settle") >= 3)
             shaky.broken.clear()
-            await until(lambda: told)
-        assert told == ["changed"]
+            await until(lambda: reported)
+        assert reported == ["changed"]
         assert (manager.numbers.settled["confirmed"], manager.numbers.conflicts) == (1, 0)
 
 
@@ -255,7 +255,7 @@ async def test_chores_are_done_first_and_then_with_every_scan(on_sqlite: Storage
     done: list[int] = []
 
     async def chore() -> None:
-        done.append(len(handler.asked))
+        done.append(len(handler.requests))
 
     handler = Stub()
     await old(on_sqlite, 1)
@@ -291,13 +291,13 @@ async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
     manager = manage(on_sqlite, handler)
     async with anyio.create_task_group() as attempts:
         attempts.start_soon(manager.run, attempts)
-        await until(lambda: handler.asked)
+        await until(lambda: handler.requests)
         attempts.cancel_scope.cancel()
     row = await read(on_sqlite, tx(1))
     assert (row.owner, row.attempts) == (None, 0), "given back, as if never claimed"
     async with anyio.create_task_group() as attempts:
         await manage(on_sqlite, handler, enabled=False).run(attempts)
-    assert len(handler.asked) == 1
+    assert len(handler.requests) == 1
 
 
 # --- sources of finality -----------------------------------------------------------------------------------------
@@ -386,20 +386,20 @@ async def test_a_circuit_opens_probes_and_closes() -> None:
         return True
 
     for n in range(3):
-        assert (breaker.circuit, source.asked) == ("closed", n)
+        assert (breaker.circuit, source.requests) == ("closed", n)
         assert not await ask()
     for longest in (10.0, 20.0, 20.0):
-        asked = source.asked
+        requests = source.requests
         assert str(breaker.circuit) == "open"
         assert not await ask()
         now += longest / 2 - 0.1
         assert str(breaker.circuit) == "open"
-        assert source.asked == asked
+        assert source.requests == requests
         now += longest / 2 + 0.2
         assert str(breaker.circuit) == "half_open"
         probe, others = asyncio.ensure_future(ask()), [ask() for _ in range(5)]
         assert [await probe, *[await other for other in others]] == [False] * 6
-        assert source.asked == asked + 1
+        assert source.requests == requests + 1
     now += 21
     source.state = Pending()
     assert await ask()

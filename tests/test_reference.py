@@ -57,14 +57,14 @@ def test_a_daemon_accepts_the_story(tmp_path: Path, encoding: wire.Encoding) -> 
     """All but the last message, which shows an error; and the answers and facts among the examples are its own."""
     chain = {"family": "cardano", "network": "preview"}
     with running(tmp_path, chain=chain) as daemon, daemon.client(encoding) as client:
-        heard = [
+        noticed = [
             answer for message in SEQUENCE for answer in until(client, wire.encode(message, encoding), message.seq)
         ]
         facts = [plain(example) for example in ANSWERS if not isinstance(example, Welcome | Pruned)]
-        while not all(is_there(fact, heard) for fact in facts):  # they may come behind the answer to the next message
-            heard.append(received(client))
+        while not all(is_there(fact, noticed) for fact in facts):  # they may come behind the answer to the next message
+            noticed.append(received(client))
         welcome = client.hello()
-    answers = [answer for answer in heard if "seq" in answer]
+    answers = [answer for answer in noticed if "seq" in answer]
     assert [answer["seq"] for answer in answers] == [message.seq for message in SEQUENCE]
     assert [answer["type"] for answer in answers] == ["Welcome", *["Ack"] * (len(SEQUENCE) - 2), "Error"]
     for example in ANSWERS:
@@ -74,25 +74,25 @@ def test_a_daemon_accepts_the_story(tmp_path: Path, encoding: wire.Encoding) -> 
             assert without(welcome, *OF_TIME) == without(shown, *OF_TIME)
 
 
-def is_there(shown: Message, heard: list[Message]) -> bool:
+def is_there(shown: Message, noticed: list[Message]) -> bool:
     """Return whether something was heard, whatever its sequence: the pruner may tell of its work before."""
-    return any(without(answer, "sequence") == without(shown, "sequence") for answer in heard)
+    return any(without(answer, "sequence") == without(shown, "sequence") for answer in noticed)
 
 
 def until(client: Client, raw: bytes, seq: int | None) -> Iterator[Message]:
     """Send a message and yield all that is heard until its answer."""
     client.raw(raw)
     while True:
-        heard = received(client)
-        yield heard
-        if heard.get("seq") == seq:
+        noticed = received(client)
+        yield noticed
+        if noticed.get("seq") == seq:
             return
 
 
 def received(client: Client) -> Message:
-    heard = client.receive(PATIENCE_S)
-    assert heard is not None
-    return heard
+    noticed = client.receive(PATIENCE_S)
+    assert noticed is not None
+    return noticed
 
 
 def plain(message: Any) -> Message:
@@ -104,7 +104,7 @@ def without(message: Message, *names: str) -> Message:
     return {name: value for name, value in message.items() if name not in names}
 
 
-def said(parsed: ast.Module) -> set[str]:
+def refusal_codes(parsed: ast.Module) -> set[str]:
     """Return the codes with which a module of the socket's side says no."""
     calls = [node for node in ast.walk(parsed) if isinstance(node, ast.Call)]
     given = [
@@ -116,7 +116,7 @@ def said(parsed: ast.Module) -> set[str]:
 
 def test_every_code_has_a_meaning() -> None:
     rooms = [name for name in MODULES if name.startswith(("handlers", "daemon")) and "http" not in name]
-    found = {code for name in rooms for code in said(tree(MODULES[name]))}
+    found = {code for name in rooms for code in refusal_codes(tree(MODULES[name]))}
     assert len(found) > 20
     assert found <= CODES.keys()
     assert CODES.keys() - found <= {"gap", "fork", "UTXO_ERROR"}, "nobody says these"

@@ -7,7 +7,7 @@ import pytest
 from daemons import Message, statuses
 from local_daemon import LocalClient, LocalDaemon
 from scenarios import at, back_to, block, digest, output, tx
-from tx_messages import by, coins, done, mined, on_outputs, refused, said, spending, state, submit
+from tx_messages import by, coins, done, message_about, mined, on_outputs, refused, spending, state, submit
 
 pytestmark = pytest.mark.configured(transactions={"batch_size": 2})
 
@@ -121,7 +121,7 @@ def test_claims_that_the_mined_version_does_not_spend_are_released(
     local: LocalDaemon, client: LocalClient, parent_has_record: bool
 ) -> None:
     one = block(None, *coins("p"))
-    done(client, one, *([said("TxUnlocked", "p")] if parent_has_record else []))
+    done(client, one, *([message_about("TxUnlocked", "p")] if parent_has_record else []))
     done(client, spending("s", at("p"), at("p", 1)))
     two = block(one, tx("s", output("s0", 1), output("s1", 2), spends=[at("p", 1)]))
     done(client, two)
@@ -136,7 +136,7 @@ def test_claims_that_the_mined_version_does_not_spend_are_released(
 
 def test_inputs_in_another_order_are_those_of_the_block(local: LocalDaemon, client: LocalClient) -> None:
     one = block(None, *coins("p"))
-    done(client, one, said("TxUnlocked", "p"), spending("s", at("p"), at("p", 1)))
+    done(client, one, message_about("TxUnlocked", "p"), spending("s", at("p"), at("p", 1)))
     done(client, block(one, tx("s", output("s0", 1), output("s1", 2), spends=[at("p", 1), at("p")])))
     local.assert_sound()
     done(client, back_to(one))
@@ -148,8 +148,8 @@ def test_inputs_in_another_order_are_those_of_the_block(local: LocalDaemon, clie
 def test_outputs_are_those_of_the_block(local: LocalDaemon, client: LocalClient, outputs: int) -> None:
     """Fewer than submitted, others, or more, as many as make a transaction large."""
     submitted = tx("s", output("a"), output("b"), raw=b"submitted")
-    told = tx("s", *(output(f"c{n}") for n in range(outputs)), raw=b"mined")
-    one = block(None, told)
+    status_facts = tx("s", *(output(f"c{n}") for n in range(outputs)), raw=b"mined")
+    one = block(None, status_facts)
     done(client, submit(submitted), spending("child", at("s", 1)))
     done(client, on_outputs("OutputsFrozen", at("s")), one)
     there = ["FROZEN", by("child"), *["free"] * 9][:outputs] + ["UTXO_NOT_FOUND"] * (6 - outputs)
@@ -167,7 +167,7 @@ def test_outputs_are_those_of_the_block(local: LocalDaemon, client: LocalClient,
 def test_age_and_marks_are_kept_with_another_content(local: LocalDaemon, client: LocalClient) -> None:
     one = block(None, *coins("p"))
     done(client, one, submit(tx("s", output("a"), output("b"), output("c"))))
-    done(client, on_outputs("OutputsFrozen", at("s"), at("s", 1)), said("TxPreserved", "s", until=70))
+    done(client, on_outputs("OutputsFrozen", at("s"), at("s", 1)), message_about("TxPreserved", "s", until=70))
     done(client, {"type": "OutputReassigned", "outpoint": at("s", 1), "address": b"heir"})
     two = block(one)
     done(client, two, block(two, tx("s", output("a"), output("b"), output("other"))), back_to(two))
@@ -197,20 +197,20 @@ def test_a_loser_can_not_be_declared_free_of_conflict(client: LocalClient) -> No
     one = block(None, *coins("p"))
     done(client, one, spending("s", at("p"), at("p", 1)))
     done(client, block(one, tx("w", output("y"), spends=[at("p")])))
-    answer = client.ask(said("TxConflicting", "s", value=False))
+    answer = client.ask(message_about("TxConflicting", "s", value=False))
     refused(answer, "UTXO_ERROR", (at("p"), "SPENT", "w", 0))
     assert state(client, at("s"), at("p", 1)) == ["CONFLICTING", "free"]
-    done(client, back_to(one), said("TxConflicting", "w"), said("TxConflicting", "s", value=False))
+    done(client, back_to(one), message_about("TxConflicting", "w"), message_about("TxConflicting", "s", value=False))
     assert state(client, at("s"), at("p"), at("p", 1), at("w")) == ["free", by("s"), by("s"), "CONFLICTING"]
 
 
 def test_a_child_of_a_conflicting_transaction_conflicts(client: LocalClient) -> None:
     one = block(None, *coins("p", "q"))
     done(client, one, spending("s", at("p")))
-    done(client, spending("child", at("s"), at("q")), said("TxConflicting", "s"))
+    done(client, spending("child", at("s"), at("q")), message_about("TxConflicting", "s"))
     assert state(client, at("p"), at("q"), at("s"), at("child")) == ["free", "free", "CONFLICTING", "CONFLICTING"]
-    refused(client.ask(said("TxConflicting", "child", value=False)), "UTXO_ERROR", (at("s"), "CONFLICTING"))
-    done(client, said("TxConflicting", "s", value=False), said("TxConflicting", "child", value=False))
+    refused(client.ask(message_about("TxConflicting", "child", value=False)), "UTXO_ERROR", (at("s"), "CONFLICTING"))
+    done(client, message_about("TxConflicting", "s", value=False), message_about("TxConflicting", "child", value=False))
     assert state(client, at("p"), at("q"), at("s")) == [by("s"), by("child"), by("child")]
 
 
@@ -219,13 +219,13 @@ def test_a_block_of_our_chain_is_only_undone_by_a_rollback(client: LocalClient) 
     f, s = tx("f", output("z"), spends=[at("p")]), tx("s", output("y"), spends=[at("p")])
     done(client, one, submit(s), block(one, s, failed(tx("g", output("z")), at("p", 1))))
     refused(client.ask(mined("s", height=2, unset=True)), "IN_CHAIN")
-    refused(client.ask(said("TxConflicting", "s")), "IN_CHAIN")
+    refused(client.ask(message_about("TxConflicting", "s")), "IN_CHAIN")
     refused(client.ask(mined("p", "s", height=1, unset=True)), "IN_CHAIN")
     done(client, mined("s", height=9), mined("s", height=9, unset=True))
     assert state(client, at("s"), at("p")) == ["free", by("s")]
     done(client, back_to(one), submit(f | {"inputs": []}), block(one, failed(f, at("p", 1)), branch="x"))
-    refused(client.ask(said("TxConflicting", "f", value=False)), "IN_CHAIN")
-    refused(client.ask(said("WinnersDecided", "f")), "PROCESSING")
+    refused(client.ask(message_about("TxConflicting", "f", value=False)), "IN_CHAIN")
+    refused(client.ask(message_about("WinnersDecided", "f")), "PROCESSING")
 
 
 def test_a_transaction_in_no_block_any_more_holds_its_inputs_or_loses(client: LocalClient) -> None:

@@ -76,9 +76,9 @@ def test_a_hint_works_as_pasted(hint: str, daemon: Daemon) -> None:
         process.communicate()
         assert seen
         return
-    said, errors = process.communicate(timeout=PATIENCE_S)
+    reported, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
-    assert wanted in said
+    assert wanted in reported
 
 
 def test_what_the_script_feeds_is_part_of_the_repository() -> None:

@@ -39,27 +39,27 @@ def sent(daemon: Daemon, raw: bytes, *options: str) -> tuple[int, list[Message],
 def test_the_examples_are_sent_from_a_file(daemon: Daemon, folder: Path, encoding: wire.Encoding) -> None:
     (folder / "story").write_bytes(b"".join(wire.encode(message, encoding) for message in SEQUENCE[:-1]))
     done = daemon.run("send", folder / "story")
-    heard = [json.loads(line) for line in done.stdout.splitlines()]
+    received = [json.loads(line) for line in done.stdout.splitlines()]
     assert (done.returncode, done.stderr) == (0, b"")
-    assert [answer["seq"] for answer in heard if "seq" in answer] == [message.seq for message in SEQUENCE[:-1]]
-    assert {"Welcome", "Ack", "BlockCommitted", "TxStatusChanged"} <= {answer["type"] for answer in heard}
+    assert [answer["seq"] for answer in received if "seq" in answer] == [message.seq for message in SEQUENCE[:-1]]
+    assert {"Welcome", "Ack", "BlockCommitted", "TxStatusChanged"} <= {answer["type"] for answer in received}
 
 
 def test_messages_without_a_number_get_one(daemon: Daemon) -> None:
-    code, heard, text = sent(daemon, lines({"type": "Hello"}, BLOCKS[0], {"seq": 70} | BLOCKS[1], BLOCKS[2]))
+    code, received, text = sent(daemon, lines({"type": "Hello"}, BLOCKS[0], {"seq": 70} | BLOCKS[1], BLOCKS[2]))
     assert (code, text) == (0, "")
-    assert [answer["seq"] for answer in heard] == [1, 2, 70, 4]
-    assert [answer.get("status") for answer in heard] == [None, "applied", "applied", "applied"]
+    assert [answer["seq"] for answer in received] == [1, 2, 70, 4]
+    assert [answer.get("status") for answer in received] == [None, "applied", "applied", "applied"]
 
 
 def test_send_ends_at_the_first_refused_message(daemon: Daemon) -> None:
-    code, heard, text = sent(daemon, lines(BLOCKS[0], STRANGE, BLOCKS[1]))
-    assert (code, statuses(heard), text) == (1, ["applied", "TX_NOT_FOUND"], "Error: the daemon refused 1 message\n")
-    code, heard, text = sent(daemon, lines(STRANGE, STRANGE, BLOCKS[1]), "--keep-going")
-    assert (code, statuses(heard)) == (1, ["TX_NOT_FOUND", "TX_NOT_FOUND", "applied"])
+    code, received, text = sent(daemon, lines(BLOCKS[0], STRANGE, BLOCKS[1]))
+    assert (code, statuses(received), text) == (1, ["applied", "TX_NOT_FOUND"], "Error: the daemon refused 1 message\n")
+    code, received, text = sent(daemon, lines(STRANGE, STRANGE, BLOCKS[1]), "--keep-going")
+    assert (code, statuses(received)) == (1, ["TX_NOT_FOUND", "TX_NOT_FOUND", "applied"])
     assert text == "Error: the daemon refused 2 messages\n"
-    code, heard, text = sent(daemon, lines(BLOCKS[2], back_to("origin") | {"too": 1}))
-    assert (code, statuses(heard)) == (1, ["applied"])
+    code, received, text = sent(daemon, lines(BLOCKS[2], back_to("origin") | {"too": 1}))
+    assert (code, statuses(received)) == (1, ["applied"])
     assert text == "Error: standard input: line 2: unknown field `too` - at `$.too`: did you mean `to`?\n"
 
 
@@ -75,11 +75,11 @@ def test_each_answer_is_printed_before_the_next_message_comes(daemon: Daemon) ->
 
 
 def test_a_long_message_and_no_daemon(daemon: Daemon) -> None:
-    code, heard, _ = sent(daemon, lines(block(None, *(tx(n) for n in range(20_000)))))
-    assert (code, statuses(heard)) == (0, ["applied"])
+    code, received, _ = sent(daemon, lines(block(None, *(tx(n) for n in range(20_000)))))
+    assert (code, statuses(received)) == (0, ["applied"])
     assert daemon.term() == 0
-    code, heard, text = sent(daemon, lines(BLOCKS[0]))
-    assert (code, heard) == (1, [])
+    code, received, text = sent(daemon, lines(BLOCKS[0]))
+    assert (code, received) == (1, [])
     assert text.startswith(f"Error: no daemon answers on {daemon.socket} (")
 
 

@@ -55,10 +55,11 @@ def reload(daemon: Daemon, **tables: Any) -> dict[str, Any]:
     daemon.configure(**tables)
     count = len(lines(daemon, "config_reloaded")) + len(lines(daemon, "config_reload_failed"))
     daemon.process.send_signal(signal.SIGHUP)
-    told = until(
-        lambda: lines(daemon, "config_reloaded") + lines(daemon, "config_reload_failed"), lambda told: len(told) > count
+    reported = until(
+        lambda: lines(daemon, "config_reloaded") + lines(daemon, "config_reload_failed"),
+        lambda reported: len(reported) > count,
     )
-    return max(told, key=lambda line: str(line["timestamp"]))
+    return max(reported, key=lambda line: str(line["timestamp"]))
 
 
 _SENT_WHILE_IMPORTING = """
@@ -175,13 +176,13 @@ def test_signals_to_the_whole_group(command: str, folder: Path) -> None:
         with in_a_group(daemon, command) as process, Web(folder / "http") as web:
             assert web.ask("/health/live").status_code == 200
             workers = children(process.pid)
-            for number, told in (
+            for number, reported in (
                 (signal.SIGHUP, "config_reloaded"),
                 (signal.SIGUSR1, "diagnostics_dumped"),
                 (signal.SIGUSR2, "signal_ignored"),
             ):
                 os.killpg(process.pid, number)
-                until(lambda told=told: lines(daemon, told))  # type: ignore[misc]
+                until(lambda reported=reported: lines(daemon, reported))  # type: ignore[misc]
             assert web.ask("/health/live").status_code == 200
             assert children(process.pid) == workers and len(workers) == 1
             os.killpg(process.pid, signal.SIGQUIT)
@@ -200,7 +201,7 @@ def test_signals_to_a_worker(folder: Path) -> None:
         [worker] = children(daemon.process.pid)
         for number in (signal.SIGHUP, signal.SIGUSR2):
             os.kill(worker, number)
-        until(lambda: [line["signal"] for line in lines(daemon, "signal_ignored")], lambda told: len(told) == 2)
+        until(lambda: [line["signal"] for line in lines(daemon, "signal_ignored")], lambda reported: len(reported) == 2)
         os.kill(worker, signal.SIGUSR1)
         [dump] = until(lambda: lines(daemon, "diagnostics_dumped"))
         assert "DaemonLink.listen" in json.dumps(dump["tasks"])
@@ -279,13 +280,13 @@ def test_reload_reports_what_changed_and_what_needs_a_restart(tmp_path: Path) ->
         blocks = chain(600)
         client.feed(blocks[:10])
         assert not daemon.log_text()
-        told = reload(daemon, log={"level": "info"}, batch={"max_delay_ms": 0}, utxo={"prune_depth": 77})
-        assert told["changed"] == ["log.level"] and told["needs_restart"] == ["utxo.prune_depth"]
+        reported = reload(daemon, log={"level": "info"}, batch={"max_delay_ms": 0}, utxo={"prune_depth": 77})
+        assert reported["changed"] == ["log.level"] and reported["needs_restart"] == ["utxo.prune_depth"]
         client.feed(blocks[10:300])
         commits = len(lines(daemon, "blocks_committed"))
         assert commits > 200  # with no delay each block has a commit of its own
-        told = reload(daemon, batch={"max_delay_ms": 10_000})
-        assert told["changed"] == ["batch.max_delay_ms"] and told["needs_restart"] == []
+        reported = reload(daemon, batch={"max_delay_ms": 10_000})
+        assert reported["changed"] == ["batch.max_delay_ms"] and reported["needs_restart"] == []
         client.feed(blocks[300:])
         assert len(lines(daemon, "blocks_committed")) < commits + 100
         daemon.configure(log={"format": "text"}, batch={"max_delay_ms": 10_000})
@@ -320,8 +321,8 @@ def test_reload_gives_the_workers_another_token(folder: Path) -> None:
         until(lambda: len(children(daemon.process.pid)), lambda count: count == 2)
         assert web.ask("/metrics", Authorization="Bearer first").status_code == 200
         before = children(daemon.process.pid)
-        told = reload(daemon, http=web_of | {"token": "second"})
-        assert told["changed"] == ["http.token"] and "second" not in daemon.log_text()
+        reported = reload(daemon, http=web_of | {"token": "second"})
+        assert reported["changed"] == ["http.token"] and "second" not in daemon.log_text()
         until(lambda: len(lines(daemon, "http_worker_replaced")), lambda count: count == 2)
         for _ in range(4):
             failure(web.ask("/metrics", Authorization="Bearer first"), 401, "unauthorized")
@@ -350,8 +351,8 @@ def test_a_broken_file_changes_nothing(folder: Path) -> None:
                 daemon.config.write_text(text)
             count = len(lines(daemon, "config_reload_failed"))
             daemon.process.send_signal(signal.SIGHUP)
-            told = until(lambda: lines(daemon, "config_reload_failed"), lambda told, count=count: len(told) > count)  # type: ignore[misc]
-            assert what in told[-1]["error"] and told[-1]["level"] == "error"
+            bad = until(lambda: lines(daemon, "config_reload_failed"), lambda bad, count=count: len(bad) > count)  # type: ignore[misc]
+            assert what in bad[-1]["error"] and bad[-1]["level"] == "error"
         [worker] = children(daemon.process.pid)
         os.kill(worker, signal.SIGKILL)
         until(lambda: children(daemon.process.pid), lambda pids: pids and pids != [worker])
@@ -418,8 +419,8 @@ def test_a_service_manager_that_does_not_read_does_not_stop_the_chain(tmp_path: 
         ):
             while True:
                 filler.sendto(b"filler", str(tmp_path / "notify"))
-        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
-        with running(tmp_path, told) as daemon, daemon.client() as client:
+        reported = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+        with running(tmp_path, reported) as daemon, daemon.client() as client:
             for sent in blocks:
                 assert client.ask(sent)["status"] == "applied"
             assert notified(listener, "READY=1")

@@ -9,7 +9,20 @@ import pytest
 from daemons import Message, ack, error
 from local_daemon import LocalClient, LocalDaemon, LocalListener
 from scenarios import at, back_to, block, digest, output, point, tx
-from tx_messages import NOWHERE, by, coins, done, on_outputs, refused, said, spending, state, submit, told, turn
+from tx_messages import (
+    NOWHERE,
+    by,
+    coins,
+    done,
+    message_about,
+    on_outputs,
+    refused,
+    spending,
+    state,
+    status_facts,
+    submit,
+    turn,
+)
 
 from storage.pool_layout import output_hash
 from storage.rows import pack
@@ -47,8 +60,8 @@ def test_a_loser_is_recorded(local: LocalDaemon, client: LocalClient, listener: 
     assert fact["cause"] == {"type": "double_spend", "by": digest("tx", "a").hex()}
     assert state(client, at("p"), at("q"), at("q", 1), at("l")) == [by("a"), by("b"), "free", "CONFLICTING"]
     assert children(local, "p") == children(local, "q") == [digest("tx", "l")]
-    done(client, said("WinnersDecided", "l"))
-    assert set(told(listener, 4)) == {
+    done(client, message_about("WinnersDecided", "l"))
+    assert set(status_facts(listener, 4)) == {
         turn("l", "pending", 1),
         *(turn(name, "conflicting", 1) for name in ("a", "b", "child")),
     }
@@ -62,11 +75,11 @@ def test_a_recorded_loser_may_claim_its_inputs_later(
     client: LocalClient, listener: LocalListener, outputs: int
 ) -> None:
     done(client, block(None, *coins("p")), spending("a", at("p")), recorded("l", at("p"), outputs=outputs))
-    free = said("TxConflicting", "l", value=False)
+    free = message_about("TxConflicting", "l", value=False)
     refused(client.ask(free), "UTXO_ERROR", (at("p"), "SPENT", "a", 0))
-    done(client, said("TxWithdrawn", "a", reason="replaced"), free)
+    done(client, message_about("TxWithdrawn", "a", reason="replaced"), free)
     turns = [turn("a", "pending", 1), turn("l", "conflicting", 1), turn("a", "withdrawn", 1)]
-    assert told(listener, 4) == [*turns, turn("l", "pending", 1)]
+    assert status_facts(listener, 4) == [*turns, turn("l", "pending", 1)]
     assert state(client, at("p"), at("l")) == [by("l"), "free"]
 
 
@@ -76,10 +89,10 @@ def test_a_spend_of_an_output_that_a_block_spent_is_recorded(client: LocalClient
     one = block(None, *coins("p"))
     two = block(one, tx("w", output("x"), spends=[at("p")]))
     done(client, one, two, recorded("l", at("p"), outputs=outputs))
-    refused(client.ask(said("WinnersDecided", "l")), "PROCESSING")
+    refused(client.ask(message_about("WinnersDecided", "l")), "PROCESSING")
     done(client, back_to(one))
     assert state(client, at("p"), at("l")) == [by("w"), "CONFLICTING"]  # it waits again
-    done(client, said("TxWithdrawn", "w", reason="operator"), recorded("l", at("p"), outputs=outputs))
+    done(client, message_about("TxWithdrawn", "w", reason="operator"), recorded("l", at("p"), outputs=outputs))
     assert state(client, at("p"), at("l")) == [by("l"), "free"]
 
 
@@ -97,7 +110,7 @@ def test_only_conflicts_are_recorded(local: LocalDaemon, client: LocalClient, ou
     """Anything else that is wrong with an input is refused, and nothing of the transaction is kept."""
     one = block(None, *coins("p", "q"), tx("reward", output("m"), coinbase=True))
     done(client, one, spending("a", at("p")), spending("locked", at("p", 1), locked=True), spending("c"))
-    done(client, on_outputs("OutputsFrozen", at("q")), said("TxConflicting", "c"))
+    done(client, on_outputs("OutputsFrozen", at("q")), message_about("TxConflicting", "c"))
     spent = (at("p"), "SPENT", "a", 0)
     for outpoint, code in [
         (NOWHERE, "TX_NOT_FOUND"),
@@ -144,14 +157,14 @@ def test_a_conflicting_transaction_submitted_again_claims_its_inputs(
     """All of its inputs or none."""
     one = block(None, *coins("p", "q"))
     loser = spending("l", at("p"), at("q"), outputs=outputs)
-    done(client, one, loser, said("TxConflicting", "l"), spending("a", at("q")))
-    assert told(listener, 3)[2] == turn("a", "pending", 1)
+    done(client, one, loser, message_about("TxConflicting", "l"), spending("a", at("q")))
+    assert status_facts(listener, 3)[2] == turn("a", "pending", 1)
     refused(client.ask(loser), "UTXO_ERROR", (at("q"), "SPENT", "a", 0))
     ack(client.ask(loser | {"on_spent": "record"}), "duplicate", point(one))
     assert state(client, at("p"), at("q"), at("l")) == ["free", by("a"), "CONFLICTING"]
-    done(client, said("TxWithdrawn", "a", reason="evicted"))
+    done(client, message_about("TxWithdrawn", "a", reason="evicted"))
     ack(client.ask(loser), "accepted", point(one))
-    assert told(listener, 2) == [turn("a", "withdrawn", 1), turn("l", "pending", 1)]
+    assert status_facts(listener, 2) == [turn("a", "withdrawn", 1), turn("l", "pending", 1)]
     assert state(client, at("p"), at("q"), at("l")) == [by("l"), by("l"), "free"]
     ack(client.ask(loser), "duplicate", point(one))
     assert children(local, "p") == children(local, "q") == []
@@ -159,7 +172,7 @@ def test_a_conflicting_transaction_submitted_again_claims_its_inputs(
 
 @SIZES
 def test_a_conflicting_transaction_is_submitted_again_with_a_lock(client: LocalClient, outputs: int) -> None:
-    done(client, block(None, *coins("p")), spending("l", at("p"), outputs=outputs), said("TxConflicting", "l"))
+    done(client, block(None, *coins("p")), spending("l", at("p"), outputs=outputs), message_about("TxConflicting", "l"))
     done(client, spending("l", at("p"), outputs=outputs, locked=True))
     assert state(client, at("l"), at("p")) == ["LOCKED", by("l")]
 
@@ -180,9 +193,9 @@ def test_an_unknown_parent_is_an_error_when_inputs_are_claimed_again(client: Loc
     """A block had it all the same; when that goes back and it loses its claims, it can't have them again."""
     one = block(None, *coins("p"))
     made = tx("m", output("x"), spends=[at("p"), NOWHERE], raw=b"raw")
-    done(client, one, block(one, made), back_to(one), said("TxConflicting", "m"))
+    done(client, one, block(one, made), back_to(one), message_about("TxConflicting", "m"))
     refused(client.ask(submit(made)), "UTXO_ERROR", (NOWHERE, "TX_NOT_FOUND"))
-    refused(client.ask(said("TxConflicting", "m", value=False)), "UTXO_ERROR", (NOWHERE, "TX_NOT_FOUND"))
+    refused(client.ask(message_about("TxConflicting", "m", value=False)), "UTXO_ERROR", (NOWHERE, "TX_NOT_FOUND"))
     assert state(client, at("p"), at("m")) == ["free", "CONFLICTING"]
 
 
@@ -204,7 +217,7 @@ def test_hashes_of_inputs(client: LocalClient, outputs: int) -> None:
     """Of a parent that only the chain tells of, and of one with a record; a wrong one is no conflict."""
     one = block(None, *coins("p", "q"))
     spends = [at("p"), at("q", 1), at("q")]
-    done(client, one, said("TxPreserved", "q", until=50))
+    done(client, one, message_about("TxPreserved", "q", until=50))
     right = names(*spends)
     wrong = [right[0], digest("wrong"), None]
     for way in ("refuse", "record"):
@@ -218,7 +231,7 @@ def test_hashes_of_inputs(client: LocalClient, outputs: int) -> None:
         answer, "UTXO_ERROR", (at("p"), "SPENT", "a", 0), (at("q", 1), "UTXO_HASH_MISMATCH"), (at("q"), "SPENT", "a", 2)
     )
     done(client, recorded("l", *spends, outputs=outputs, input_hashes=right))
-    done(client, said("TxWithdrawn", "a", reason="expired"))
+    done(client, message_about("TxWithdrawn", "a", reason="expired"))
     again = client.ask(spending("l", *spends, outputs=outputs, input_hashes=wrong))
     refused(again, "UTXO_ERROR", (at("q", 1), "UTXO_HASH_MISMATCH"))
     done(client, spending("l", *spends, outputs=outputs, input_hashes=right))

@@ -163,11 +163,11 @@ def test_what_shares_a_commit_is_answered_as_one_by_one(tmp_path: Path, monkeypa
                 side.tell(scenario.blocks[0])
             for _ in range(10):
                 messages = list(scenario.messages())
-                answered, told = len(together.answers), len(together.facts)
+                answered, reported = len(together.answers), len(together.facts)
                 for each in messages:
                     alone.tell(each)
                 together.tell(*messages)
-                met_in(messages, together.answers[answered:], together.facts[told:], branches)
+                met_in(messages, together.answers[answered:], together.facts[reported:], branches)
                 assert together.answers == alone.answers
                 assert together.facts == alone.facts
                 assert together.rows() == alone.rows()

@@ -29,12 +29,12 @@ def subscribe(client: Client, first: int | None = None, events: list[str] | None
 
 def hear(client: Client, newest: int) -> list[Message]:
     """Return facts up to a sequence."""
-    heard = list[Message]()
-    while not heard or heard[-1]["sequence"] < newest:
+    received = list[Message]()
+    while not received or received[-1]["sequence"] < newest:
         fact = client.receive()
         assert fact is not None
-        heard.append(fact)
-    return heard
+        received.append(fact)
+    return received
 
 
 def newest(daemon: Daemon) -> int:
@@ -91,11 +91,11 @@ def test_a_sequence_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_subscriber_resumes_after_kills(tmp_path: Path) -> None:
     """A subscriber that comes back is sent every fact once, each as it was sent before a kill."""
-    random, heard, made = Random(5), list[Message](), list[Message]()
+    random, received, made = Random(5), list[Message](), list[Message]()
     with running(tmp_path, **QUIET) as daemon:
         for life in range(5):
             with daemon.client("frames" if life % 2 else "json") as listener, daemon.client("frames") as feeder:
-                subscribe(listener, len(heard) + 1)
+                subscribe(listener, len(received) + 1)
                 count = random.randint(1, 12)
                 if len(made) > 4 and random.random() < 0.6:
                     made = made[: -random.randint(1, 3)]
@@ -106,17 +106,17 @@ def test_a_subscriber_resumes_after_kills(tmp_path: Path) -> None:
                 for _ in range(random.randint(0, 5)):
                     fact = listener.receive()
                     assert fact is not None
-                    heard.append(fact)
+                    received.append(fact)
                 daemon.kill()
-                heard += list(_whole(listener))
+                received += list(_whole(listener))
             daemon.start()
-            assert [fact["sequence"] for fact in heard] == list(range(1, len(heard) + 1))
+            assert [fact["sequence"] for fact in received] == list(range(1, len(received) + 1))
         with daemon.client() as listener:
-            subscribe(listener, len(heard) + 1)
-            if (last := newest(daemon)) > len(heard):
-                heard += hear(listener, last)
+            subscribe(listener, len(received) + 1)
+            if (last := newest(daemon)) > len(received):
+                received += hear(listener, last)
         heights = list[str]()
-        for fact in heard:
+        for fact in received:
             if fact["type"] == "BlockCommitted":
                 heights.append(fact["hash"])
             elif fact["type"] == "RolledBack":
@@ -184,10 +184,10 @@ def test_what_recovery_finds_out_is_in_the_log(tmp_path: Path) -> None:
             client.ask(first)
             client.ask({"type": "TxSubmitted", "tx": spend})
             client.ask(block(first, spend))
-        told = [live.receive() for _ in range(3)]
-        assert [fact and fact["status"] for fact in told] == ["pending", "mined", "confirmed"]
+        reported = [live.receive() for _ in range(3)]
+        assert [fact and fact["status"] for fact in reported] == ["pending", "mined", "confirmed"]
         daemon.kill()
         daemon.start()
         with daemon.client() as later:
             subscribe(later, 1, ["TxStatusChanged"])
-            assert [later.receive() for _ in range(3)] == told
+            assert [later.receive() for _ in range(3)] == reported

@@ -46,12 +46,12 @@ class Box:
 
     def __init__(self, encoding: str, next_sequence: int) -> None:
         self.encoding, self.next = encoding, next_sequence
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.errors: list[Any] = []
 
     def put(self, message: bytes) -> None:
         for line in message.splitlines():
-            self.heard.append(json.loads(line))
+            self.received.append(json.loads(line))
 
     def encoded(self, message: object) -> bytes:
         self.errors.append(message)
@@ -77,15 +77,15 @@ def test_a_subscriber_that_takes_nothing_is_not_read_the_rest(tmp_path: Path, mo
             made.append(block(made[-1]))
         subscribers = Subscribers()
         subscribers.open(chain.changes, CapacityLimiter(1))
-        for box, heard in ((Box("json", 1), 4), (Deaf("json", 1), 2)):
+        for box, received in ((Box("json", 1), 4), (Deaf("json", 1), 2)):
             anyio.run(replay, subscribers, box)
-            assert len(box.heard) == heard
+            assert len(box.received) == received
 
 
 async def replay(subscribers: Subscribers, box: Box) -> None:
     """Send an outbox what comes after the last fact that it has heard."""
     kinds = [kind.__name__ for kind in Fact.__args__]
-    wish, rows = await subscribers.subscribe_from(cast(Any, box), kinds, box.next + len(box.heard))
+    wish, rows = await subscribers.subscribe_from(cast(Any, box), kinds, box.next + len(box.received))
     await subscribers.replay(cast(Any, box), wish, rows)
 
 
@@ -117,7 +117,7 @@ class SubscriberScenarios(RuleBasedStateMachine):
             self.history += [plain(fact) for fact in facts]
             self.subscribers.publish(facts)
 
-    def commit(self, count: int, *, told: bool = True) -> None:
+    def commit(self, count: int, *, reported: bool = True) -> None:
         for _ in range(count):
             self.salt += 1
             made = block(
@@ -127,7 +127,7 @@ class SubscriberScenarios(RuleBasedStateMachine):
             self.blocks.append(made)
             self.moves.append(("BlockCommitted", made.height))
         self.chain.commit()
-        if told:
+        if reported:
             self.publish()
 
     @rule(count=st.integers(1, 5))
@@ -185,7 +185,7 @@ class SubscriberScenarios(RuleBasedStateMachine):
     def listen_from(self, data: st.DataObject, before: list[int], after: list[int]) -> None:
         """While the past is told, more happens: some of it is told only after the log has been read."""
         if len(self.boxes) < 4:
-            self.subscribers.before = lambda: self.commit(before.pop(), told=False) if before else None
+            self.subscribers.before = lambda: self.commit(before.pop(), reported=False) if before else None
             self.subscribers.after = lambda: self.commit(after.pop()) if after else None
             self.resume(Box("json", data.draw(st.integers(1, len(self.history) + 1))))
             self.subscribers.before = self.subscribers.after = lambda: None
@@ -210,7 +210,7 @@ class SubscriberScenarios(RuleBasedStateMachine):
         assert [(fact["type"], height) for fact, height in zip(moves, heights, strict=True)] == self.moves
         for box in self.boxes:
             assert box.errors == []
-            assert box.heard == self.history[box.next - 1 :]
+            assert box.received == self.history[box.next - 1 :]
 
     def teardown(self) -> None:
         daemon.subscribers._ROWS = self.rows

@@ -122,8 +122,10 @@ def drop_in(here: Machine, *lines: str, unit: str = DAEMON, name: str = "test") 
 def get(here: Machine, path: str) -> dict[str, Any]:
     """Ask the service over HTTP."""
     code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8410{path}').read().decode())"
-    asked = until(lambda: here.run("/opt/utxod/bin/python", "-c", code, check=False), lambda done: done.returncode == 0)
-    answer: dict[str, Any] = json.loads(asked.stdout)
+    requests = until(
+        lambda: here.run("/opt/utxod/bin/python", "-c", code, check=False), lambda done: done.returncode == 0
+    )
+    answer: dict[str, Any] = json.loads(requests.stdout)
     return answer
 
 

@@ -13,14 +13,14 @@ from tx_messages import (
     coins,
     done,
     large,
+    message_about,
     mined,
     on_outputs,
     refused,
-    said,
     spending,
     state,
+    status_facts,
     submit,
-    told,
     turn,
 )
 
@@ -70,8 +70,8 @@ def test_mined_by_message(local: LocalDaemon, client: LocalClient, listener: Loc
     assert state(client, at("a"), at("b")) == ["free", "free"]
     done(client, mined("a", unset=True), mined("stranger", unset=True))
     turns = [turn("a", "pending", 1), turn("b", "pending", 1), turn("a", "mined", 9), turn("b", "mined", 9)]
-    assert told(listener, 6) == [*turns, *turns[2:]]
-    assert told(listener, 1)[0][:2] == turn("a", "pending", 0)[:2]
+    assert status_facts(listener, 6) == [*turns, *turns[2:]]
+    assert status_facts(listener, 1)[0][:2] == turn("a", "pending", 0)[:2]
     done(client, mined("b", height=10, longest=False))
     kept = {name: local.record(name) for name in "ab"}
     a, b = kept["a"], kept["b"]
@@ -84,22 +84,22 @@ def test_a_block_of_the_chain_cannot_be_unset(local: LocalDaemon, client: LocalC
     one = block(None, *coins("p"), block_id=77)
     two = block(one, *coins("a"), tx("c", output("x"), spends=[at("p")]), tx("f", valid=False, collateral=[at("p", 1)]))
     done(client, one, submit(*coins("a"), locked=True), two)
-    assert told(listener, 2) == [turn("a", "pending", 1), turn("a", "mined", 2)]
+    assert status_facts(listener, 2) == [turn("a", "pending", 1), turn("a", "mined", 2)]
     for name, own in (("p", 77), ("a", 2), ("c", 2)):
         for height in (1, 2, 9):
             refused(client.ask(mined(name, height=height, block_id=own, unset=True)), "IN_CHAIN")
         done(client, mined(name, height=9), mined(name, height=9, unset=True))
-        assert told(listener, 1) == [turn(name, "mined", 9)]  # it is mined without that one too
+        assert status_facts(listener, 1) == [turn(name, "mined", 9)]  # it is mined without that one too
     refused(client.ask(mined("a", "c", height=2, unset=True)), "IN_CHAIN")
     done(client, mined("a", height=2), mined("p", height=1, block_id=77, longest=False))  # which are known
     done(client, submit(*coins("b")))
-    assert told(listener, 3) == [turn("a", "mined", 2), turn("p", "mined", 1), turn("b", "pending", 2)]
+    assert status_facts(listener, 3) == [turn("a", "mined", 2), turn("p", "mined", 1), turn("b", "pending", 2)]
     for name, height, own in (("b", 2, 2), ("b", 1, 77), ("a", 1, 77), ("p", 2, 2), ("f", 2, 2)):
         for longest in (True, False):
             refused(client.ask(mined(name, height=height, block_id=own, longest=longest)), "IN_CHAIN")
     local.assert_sound()
     done(client, mined("b", height=1), mined("b", height=2, block_id=77))  # of other forks
-    assert [turn[:2] for turn in told(listener, 2)] == [turn("b", "mined", 0)[:2]] * 2
+    assert [turn[:2] for turn in status_facts(listener, 2)] == [turn("b", "mined", 0)[:2]] * 2
     done(client, back_to(one))
     assert state(client, at("a"), at("p"), at("p", 1)) == ["free", by("c"), "free"]
     kept = local.record("a")
@@ -151,12 +151,12 @@ def test_a_transaction_unset_claims_its_inputs_again(
             kept.unmined_since = None
             local.store.put_record(txn, digest("tx", name), kept)
 
-    told(listener, 2)
+    status_facts(listener, 2)
     local.store.disk.write(unclaim)
     done(client, spending("thief", at("q")))
     done(client, mined("a", unset=True), mined("b", unset=True))
     assert state(client, at("p"), at("q"), at("b"), at("a")) == [by("a"), by("thief"), "CONFLICTING", "free"]
-    statuses_told = [turn[:2] for turn in told(listener, 3)]
+    statuses_told = [turn[:2] for turn in status_facts(listener, 3)]
     assert statuses_told == [
         turn(*each, 0)[:2] for each in (("thief", "pending"), ("a", "pending"), ("b", "conflicting"))
     ]
@@ -195,12 +195,14 @@ def test_a_winner_takes_the_outputs_of_the_loser(client: LocalClient) -> None:
     done(client, one, spending("l", at("p"), at("q"), outputs=2))
     done(client, spending("child", at("l")), two)
     assert state(client, at("l"), at("q"), at("p")) == ["CONFLICTING", "free", by("w")]
-    refused(client.ask(said("WinnersDecided", "l")), "PROCESSING")  # the other is in a block
-    done(client, back_to(one), said("WinnersDecided", "l"))
+    refused(client.ask(message_about("WinnersDecided", "l")), "PROCESSING")  # the other is in a block
+    done(client, back_to(one), message_about("WinnersDecided", "l"))
     assert state(client, at("l"), at("w"), at("p"), at("q")) == ["free", "CONFLICTING", by("l"), by("l")]
     frozen = on_outputs("OutputsFrozen", at("l", 1))
     done(client, frozen)
-    refused(client.ask(said("WinnersDecided", "w")), "PROCESSING")  # what it stands against has a frozen output
+    refused(
+        client.ask(message_about("WinnersDecided", "w")), "PROCESSING"
+    )  # what it stands against has a frozen output
     assert state(client, at("p")) == [by("l")]
 
 
@@ -214,8 +216,8 @@ def test_a_block_decides_a_double_spend(local: LocalDaemon, client: LocalClient,
     two = block(one, tx("w", output("z"), spends=[at("p")]))
     done(client, one, submit(loser), submit(child), submit(grandchild))
     done(client, two)
-    assert told(listener, 3) == [turn(name, "pending", 1) for name in "lcg"]
-    assert sorted(told(listener, 3)) == sorted(turn(name, "conflicting", 2) for name in "lcg")
+    assert status_facts(listener, 3) == [turn(name, "pending", 1) for name in "lcg"]
+    assert sorted(status_facts(listener, 3)) == sorted(turn(name, "conflicting", 2) for name in "lcg")
     places = [at("p"), at("q"), at("q", 1), at("l"), at("l", 1), at("c"), at("g")]
     assert state(client, *places) == [by("w"), "free", "free", *["CONFLICTING"] * 4]
     done(client, spending("again", at("q"), at("q", 1)))
@@ -228,7 +230,7 @@ def test_a_block_spends_locked_and_frozen_outputs_and_logs_it(local: LocalDaemon
     one = block(None, *coins("p"))
     two = block(one, *coins("a"), tx("w", output("x"), spends=[at("p"), at("a")]))
     done(client, one, submit(*coins("a"), locked=True), on_outputs("OutputsFrozen", at("p"), at("a")))
-    done(client, said("TxLocked", "a"), two)
+    done(client, message_about("TxLocked", "a"), two)
     assert state(client, at("p"), at("a"), at("a", 1)) == [by("w"), by("w"), "free"]
     assert len(local.logged("frozen_output_spent")) == 2
 
@@ -243,14 +245,14 @@ def test_rolled_back_transactions_wait_and_are_mined_again(
     three = block(two, tx("reward", output("m"), coinbase=True), parent, tx("new", output("x"), spends=[at("p", 1)]))
     four = block(three, child)
     done(client, one, submit(parent), two, submit(child), three, four)
-    assert told(listener, 4) == [
+    assert status_facts(listener, 4) == [
         turn("a", "pending", 1),
         turn("b", "pending", 2),
         turn("a", "mined", 3),
         turn("b", "mined", 4),
     ]
     done(client, back_to(two))
-    back = told(listener, 5)
+    back = status_facts(listener, 5)
     assert set(back[:4]) == {turn(name, "pending", 2) for name in ("a", "b", "reward", "new")}
     assert back[4] == turn("reward", "conflicting", 2)
     places = [at("p"), at("p", 1), at("a"), at("q"), at("a", 1), at("b"), at("new"), at("reward")]
@@ -260,10 +262,10 @@ def test_rolled_back_transactions_wait_and_are_mined_again(
     assert [each and (each.unmined_since, each.block_ids) for each in ages] == [(1, ()), (2, ()), (3, ())]
     fork = block(two, parent, branch="x")
     done(client, fork)
-    assert told(listener, 1) == [turn("a", "mined", 3)]
+    assert status_facts(listener, 1) == [turn("a", "mined", 3)]
     assert state(client, *places) == held
     done(client, block(fork, child, tx("thief", output("x"), spends=[at("p", 1)]), branch="x"))
-    assert told(listener, 2) == [turn("b", "mined", 4), turn("new", "conflicting", 4)]
+    assert status_facts(listener, 2) == [turn("b", "mined", 4), turn("new", "conflicting", 4)]
     assert state(client, at("p", 1), at("new")) == [by("thief"), "CONFLICTING"]
     local.assert_sound()
 
@@ -291,7 +293,7 @@ def test_blocks_and_submissions_in_one_batch(client: LocalClient) -> None:
         *(one, spending("a", at("p")), spending("l", at("q"))),
         *(spending("late", at("p")), two),
         spending("too late", at("q")),
-        *(spending("b", at("a"), at("w")), three, said("TxUnlocked", "l"), three),
+        *(spending("b", at("a"), at("w")), three, message_about("TxUnlocked", "l"), three),
     ]
     answers = client.feed(messages)
     assert [answer["seq"] for answer in answers] == list(range(1, len(messages) + 1))
@@ -309,8 +311,8 @@ def test_blocks_and_submissions_in_one_batch(client: LocalClient) -> None:
 def test_raw_bytes_of_a_block_are_kept(local: LocalDaemon, client: LocalClient) -> None:
     short, long = b"short", bytes(3000)
     one = block(None, *coins("p"))
-    told = tx("a", output("x"), spends=[at("p")], raw=short), tx("b", output("x"), spends=[at("a")], raw=long)
-    done(client, one, block(one, *told))
+    status_facts = tx("a", output("x"), spends=[at("p")], raw=short), tx("b", output("x"), spends=[at("a")], raw=long)
+    done(client, one, block(one, *status_facts))
     with local.store.disk.read() as txn:
         bodies = [local.store.body(txn, digest("tx", name)) for name in "ab"]
     assert [body.raw for body in bodies] == [short, None]
@@ -348,7 +350,7 @@ def test_pending_transactions_survive_a_restart(local: LocalDaemon, client: Loca
     one = block(None, *coins("p", "q"))
     done(client, one, submit(tx("a", output("x"), spends=[at("p")]), locked=True))
     done(client, spending("b", at("q")), spending("c", at("b")))
-    done(client, on_outputs("OutputsFrozen", at("c")), submit(*coins("l")), said("TxConflicting", "l"))
+    done(client, on_outputs("OutputsFrozen", at("c")), submit(*coins("l")), message_about("TxConflicting", "l"))
     local.restart()
     (line,) = local.logged("unmined_reloaded")
     assert (line["waiting"], line["creations_finished"], line["removed"]) == (3, 0, 0)
@@ -360,7 +362,11 @@ def test_an_operators_lock_survives_a_restart(local: LocalDaemon, client: LocalC
     """That of a submission ends there, unless an operator locked it too. Unlocking ends both, and so does a block."""
     one, names = block(None, *coins("p")), ("own", "both", "lifted", "operator's", "mined")
     done(client, one, *(submit(*coins(name), locked=name in {"own", "both", "lifted"}) for name in names))
-    done(client, said("TxLocked", "both", "lifted", "operator's", "mined", "p"), said("TxUnlocked", "lifted"))
+    done(
+        client,
+        message_about("TxLocked", "both", "lifted", "operator's", "mined", "p"),
+        message_about("TxUnlocked", "lifted"),
+    )
     states = ["LOCKED", "LOCKED", "free", "LOCKED", "LOCKED", "LOCKED"]
     assert state(client, *map(at, (*names, "p"))) == states
     local.restart()
@@ -371,6 +377,6 @@ def test_an_operators_lock_survives_a_restart(local: LocalDaemon, client: LocalC
     assert [each and (each.locked, each.locked_by_operator) for each in kept] == [(True, True), (False, False)]
     local.restart()
     assert state(client, at("both"), at("operator's"), at("p")) == ["LOCKED"] * 3
-    done(client, said("TxUnlocked", "both", "operator's"))
+    done(client, message_about("TxUnlocked", "both", "operator's"))
     local.restart()
     assert state(client, at("both"), at("operator's"), at("p")) == ["free", "free", "LOCKED"]

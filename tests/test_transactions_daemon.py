@@ -12,7 +12,20 @@ from daemons import Client, Daemon, Encoding, Message, ack, running, statuses
 from patience import until
 from scenarios import at, back_to, block, digest, output, point, tx
 from stores import ALL_TABLES, OnDisk
-from tx_messages import by, coins, done, large, mined, refused, said, spending, state, submit, told, turn
+from tx_messages import (
+    by,
+    coins,
+    done,
+    large,
+    message_about,
+    mined,
+    refused,
+    spending,
+    state,
+    status_facts,
+    submit,
+    turn,
+)
 
 from storage.disk import Disk
 from storage.pool_layout import Record
@@ -45,12 +58,12 @@ def test_submitted(daemon: Daemon, encoding: Encoding) -> None:
         done(client, one)
         ack(client.ask(child), "accepted", point(one))
         ack(client.ask(child), "duplicate", point(one))
-        assert told(listener, 1) == [turn("c", "pending", 1)]
+        assert status_facts(listener, 1) == [turn("c", "pending", 1)]
         assert state(client, at("p"), at("p", 1), at("c")) == ["free", by("c"), "free"]
         refused(client.ask(submit(tx("nothing", spends=[at("p")]))), "PROCESSING")
         ack(client.ask(submit(one["txs"][0])), "duplicate", point(one))  # the chain has it
         client.send(spending("unnumbered", at("c")))
-        assert told(listener, 1) == [turn("unnumbered", "pending", 1)]
+        assert status_facts(listener, 1) == [turn("unnumbered", "pending", 1)]
         assert state(client, at("c")) == [by("unnumbered")]
 
 
@@ -58,7 +71,12 @@ def test_messages_without_the_transaction_store(tmp_path: Path) -> None:
     one = block(None, *coins("p"), tx("kept", output("x"), raw=b"raw"))
     two = block(one, tx("c", output("x"), spends=[at("p")]))
     with running(tmp_path, transactions={"enabled": False}) as daemon, daemon.client() as client:
-        messages = [submit(*coins("a")), said("TxUnlocked", "a"), mined("a"), said("TxPreserved", "a", until=1)]
+        messages = [
+            submit(*coins("a")),
+            message_about("TxUnlocked", "a"),
+            mined("a"),
+            message_about("TxPreserved", "a", until=1),
+        ]
         answers = statuses(client.feed([one, *messages, two, back_to(one)]))
         assert answers == ["applied", *["unavailable"] * 4, "applied", "rolled_back"]
         daemon.assert_sound()
@@ -68,7 +86,7 @@ def test_the_answer_of_a_large_transaction_keeps_its_place(daemon: Daemon) -> No
     one = block(None, *coins("p", "q"))
     first, second = spending("a", at("p"), outputs=41), spending("b", at("q"), outputs=5)
     messages = [one, spending("before", at("p", 1)), first, second]
-    messages += [spending("child", at("a", 40)), block(one), first, said("TxUnlocked", "x")]
+    messages += [spending("child", at("a", 40)), block(one), first, message_about("TxUnlocked", "x")]
     with daemon.client("frames") as client, subscribed(daemon) as listener:
         answers = client.feed(messages)
         assert [answer["seq"] for answer in answers] == list(range(1, len(messages) + 1))
@@ -80,7 +98,7 @@ def test_the_answer_of_a_large_transaction_keeps_its_place(daemon: Daemon) -> No
         ack(client.ask(first), "duplicate", point(messages[5]))
         done(client, spending("child", at("a", 40)))
         pending = {(digest("tx", name).hex(), "pending") for name in ("before", "a", "b", "child")}
-        assert {turn[:2] for turn in told(listener, 4)} == pending
+        assert {turn[:2] for turn in status_facts(listener, 4)} == pending
 
 
 def test_other_messages_while_a_large_transaction_is_created(daemon: Daemon) -> None:
@@ -90,7 +108,7 @@ def test_other_messages_while_a_large_transaction_is_created(daemon: Daemon) -> 
         client.send(transaction | {"seq": 1})
         begun(daemon, "a")
         refused(other.ask(spending("a")), "TX_EXISTS")
-        refused(other.ask(said("TxWithdrawn", "a", reason="evicted")), "CREATING")
+        refused(other.ask(message_about("TxWithdrawn", "a", reason="evicted")), "CREATING")
         done(other, spending("b", at("p", 1)))
         other.send(transaction | {"seq": 2})
         ack(other.receive(), "duplicate", point(tip), 2)
@@ -128,11 +146,11 @@ def test_a_withdrawn_package_leaves_with_its_pages_and_blobs(tmp_path: Path) -> 
             root = submit(large(0, count + 1, at("p"), raw=b"raw"))
             others = [submit(large(n, 1, at(0, n), raw=b"raw")) for n in range(1, count)]
             done(client, block(None, *coins("p")), root, *others)
-            told(listener, count)
+            status_facts(listener, count)
             assert len(list(folder.rglob("*.tx"))) == count
-            done(client, said("TxWithdrawn", 0, reason="evicted"))
-            gone = {name for name, status, _ in told(listener, count) if status == "withdrawn"}
-            assert gone == {digest("tx", n).hex() for n in range(count)}
+            done(client, message_about("TxWithdrawn", 0, reason="evicted"))
+            removed = {name for name, status, _ in status_facts(listener, count) if status == "withdrawn"}
+            assert removed == {digest("tx", n).hex() for n in range(count)}
             assert state(client, at("p"), at(0), at(count - 1)) == ["free", "TX_NOT_FOUND", "TX_NOT_FOUND"]
             until(lambda: list(folder.rglob("*.tx")), lambda left: not left)
             done(client, root)  # its pages may still be there
@@ -206,7 +224,10 @@ def converge(client: Client, messages: Iterable[Message]) -> None:
 
 def outcome(client: Client, traffic: Traffic) -> list[str | tuple[str, str]]:
     """Return what has become of every output; who lost may have been refused instead."""
-    return ["lost" if told in {"CONFLICTING", "TX_NOT_FOUND"} else told for told in state(client, *traffic.outpoints)]
+    return [
+        "lost" if status_facts in {"CONFLICTING", "TX_NOT_FOUND"} else status_facts
+        for status_facts in state(client, *traffic.outpoints)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -225,11 +246,15 @@ def test_killed_in_the_middle_of_mixed_traffic(tmp_path: Path, seed: int) -> Non
                     if client.receive() is None:
                         break
                 killed.kill()
-            told = killed.run("verify")
-            assert (told.returncode, told.stderr) == (0, b""), f"seed {seed}: {told.stderr.decode()}"
+            status_facts = killed.run("verify")
+            assert (status_facts.returncode, status_facts.stderr) == (0, b""), (
+                f"seed {seed}: {status_facts.stderr.decode()}"
+            )
             killed.start()
-        told = killed.run("verify")  # a creation that had its lock alone may be told of until it is tried again
-        assert (told.returncode, told.stderr) == (0, b""), f"seed {seed}: {told.stderr.decode()}"
+        status_facts = killed.run("verify")  # a creation that had its lock alone may be told of until it is tried again
+        assert (status_facts.returncode, status_facts.stderr) == (0, b""), (
+            f"seed {seed}: {status_facts.stderr.decode()}"
+        )
         outcomes = []
         for daemon, first in ((calm, []), (killed, [back_to("origin")])):
             with daemon.client("frames") as client:

@@ -55,12 +55,12 @@ TO_MEET = {
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 @dataclass
-class Told:
-    """A transaction, as it was told."""
+class ModelTx:
+    """A transaction according to the messages that were sent."""
 
     inputs: list[OutPoint]
     slots: list[Any]  # None, "unspent", "frozen", or (spender, input)
@@ -78,7 +78,7 @@ class Told:
     preserved: int | None = None
     delete_at: int | None = None
     conflicting_children: list[bytes] = field(default_factory=list)
-    gone: set[tuple[int, bytes]] = field(default_factory=set)  # page, pruned spender
+    pruned: set[tuple[int, bytes]] = field(default_factory=set)  # page, pruned spender
     wait_until: dict[int, int] = field(default_factory=dict)
     reassigned: set[int] = field(default_factory=set)
 
@@ -106,7 +106,7 @@ class Told:
 
 
 class Scenario(RuleBasedStateMachine):
-    """One store and its model, told the same."""
+    """One store and its model, which receive the same messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Scenario(RuleBasedStateMachine):
         self.real = open_transactions(open_store(self.disk, chain="bitcoin/mainnet"), RULES)
         self.store = OnDisk(self.real)
         self.deletion = Deletion(self.real, Terms(Pruner(parent_preservation_blocks=10), unmined_retention=2))
-        self.told, self.txs = dict[bytes, Told](), dict[bytes, Tx]()
+        self.known, self.txs = dict[bytes, ModelTx](), dict[bytes, Tx]()
         self.height, self.now, self.block, self.made = 10, 0.0, 100, 0
         self.real.height = self.height
 
@@ -132,7 +132,7 @@ class Scenario(RuleBasedStateMachine):
 
     def same(self, real: Callable[[TxView], object], model: Callable[[], str | None]) -> bool:
         """Do it; both must agree on whether it can be done. Return whether it was."""
-        rows, told = self.rows(), deepcopy(self.told)
+        rows, known = self.rows(), deepcopy(self.known)
         wanted = model()
         try:
             write(self.real, real)
@@ -140,35 +140,35 @@ class Scenario(RuleBasedStateMachine):
             codes = {str(n): found.code for n, found in fault.inputs.items()} if fault.code == "UTXO_ERROR" else {}
             assert (repr(codes) if codes else fault.code) == wanted
             assert self.rows() == rows, "a failure has changed something"
-            self.told = told
+            self.known = known
             MET.add("refused" if codes else fault.code)
             MET.update(codes.values())
             return False
         assert wanted is None, f"{wanted} was expected"
         return True
 
-    def pick(self, random: Random, *, any_of: Callable[[Told], bool] = lambda told: not told.creating) -> bytes | None:
-        txids = [txid for txid in sorted(self.told) if any_of(self.told[txid])]
+    def pick(self, random: Random, *, any_of: Callable[[ModelTx], bool] = lambda tx: not tx.creating) -> bytes | None:
+        txids = [txid for txid in sorted(self.known) if any_of(self.known[txid])]
         return random.choice(txids) if txids else None
 
     def outpoint(self, random: Random) -> OutPoint:
         """Return an output, mostly one that exists and often one that is unspent."""
-        if not self.told or random.random() < 0.03:
+        if not self.known or random.random() < 0.03:
             return random.choice([*sorted(self.txs), b"\xee" * 32]), 0
-        given = [(txid, n) for txid in sorted(self.told) for n in sorted(self.told[txid].reassigned)]
+        given = [(txid, n) for txid in sorted(self.known) for n in sorted(self.known[txid].reassigned)]
         if given and random.random() < 0.25:
             return given[-1] if random.random() < 0.5 else random.choice(given)
         if random.random() < 0.6:
             free = [
                 (txid, n)
-                for txid in sorted(self.told)
-                for n, slot in enumerate(self.told[txid].slots)
+                for txid in sorted(self.known)
+                for n, slot in enumerate(self.known[txid].slots)
                 if slot in ("unspent", "frozen")
             ]
             if free:
                 return random.choice(free)
-        txid = random.choice(sorted(self.told))
-        return txid, random.randrange(len(self.told[txid].slots) + (random.random() < 0.1))
+        txid = random.choice(sorted(self.known))
+        return txid, random.randrange(len(self.known[txid].slots) + (random.random() < 0.1))
 
     # --- the model's rules of spending ---------------------------------------------------------------------------
 
@@ -177,31 +177,31 @@ class Scenario(RuleBasedStateMachine):
     ) -> str | None:
         found, seen = {}, set[OutPoint]()
         for n, (parent, index) in enumerate(inputs):
-            told = self.told.get(parent)
-            if told is None:
+            known = self.known.get(parent)
+            if known is None:
                 found[str(n)] = "TX_NOT_FOUND"
-            elif code := self.fault(told, index, (txid, n), height, forced=forced):
+            elif code := self.fault(known, index, (txid, n), height, forced=forced):
                 found[str(n)] = code
             elif (parent, index) in seen:
                 found[str(n)] = "SPENT"
                 MET.add("named twice")
             else:
                 seen.add((parent, index))
-        if not unborn and txid in self.told and "TX_NOT_FOUND" in found.values():
+        if not unborn and txid in self.known and "TX_NOT_FOUND" in found.values():
             MET.add("parent pruned")
             found = {n: code for n, code in found.items() if code != "TX_NOT_FOUND"}
         return repr(found) if found else None
 
-    def fault(self, told: Told, index: int, by: tuple[bytes, int], height: int, *, forced: bool) -> str | None:
-        slot = told.slots[index] if index < len(told.slots) else None
+    def fault(self, known: ModelTx, index: int, by: tuple[bytes, int], height: int, *, forced: bool) -> str | None:
+        slot = known.slots[index] if index < len(known.slots) else None
         checks = [
-            ("CREATING", told.creating),
-            ("CONFLICTING", told.conflicting and not forced),
-            ("LOCKED", told.locked and not forced),
-            ("COINBASE_IMMATURE", told.ripe_at is not None and height < told.ripe_at),
+            ("CREATING", known.creating),
+            ("CONFLICTING", known.conflicting and not forced),
+            ("LOCKED", known.locked and not forced),
+            ("COINBASE_IMMATURE", known.ripe_at is not None and height < known.ripe_at),
             ("UTXO_NOT_FOUND", slot is None),
-            ("FROZEN_UNTIL", height < told.wait_until.get(index, 0)),
-            ("INVALID_SPEND", slot == by and (told.page(index), by[0]) in told.gone),
+            ("FROZEN_UNTIL", height < known.wait_until.get(index, 0)),
+            ("INVALID_SPEND", slot == by and (known.page(index), by[0]) in known.pruned),
             ("FROZEN", slot == "frozen"),
             ("SPENT", isinstance(slot, tuple) and slot != by),
         ]
@@ -209,11 +209,11 @@ class Scenario(RuleBasedStateMachine):
 
     def take(self, txid: bytes, inputs: Sequence[OutPoint], height: int) -> None:
         for n, (parent, index) in enumerate(inputs):
-            if (told := self.told.get(parent)) is not None:
-                MET.update({"spent again"} if told.slots[index] == (txid, n) else ())
-                MET.update({"reassigned and spent"} if index in told.reassigned else ())
-                told.slots[index] = (txid, n)
-                told.settle(height)
+            if (known := self.known.get(parent)) is not None:
+                MET.update({"spent again"} if known.slots[index] == (txid, n) else ())
+                MET.update({"reassigned and spent"} if index in known.reassigned else ())
+                known.slots[index] = (txid, n)
+                known.settle(height)
 
     # --- creating ------------------------------------------------------------------------------------------------
 
@@ -221,29 +221,29 @@ class Scenario(RuleBasedStateMachine):
         self.made += 1
         count = random.choice([1, 1, 2, 3, 4, 7])
         if inputs is None:
-            inputs = [self.outpoint(random) for _ in range(random.choice([0, 1, 1, 2]))] if self.told else []
+            inputs = [self.outpoint(random) for _ in range(random.choice([0, 1, 1, 2]))] if self.known else []
             inputs += inputs[: random.random() < 0.05]
-            if self.told and random.random() < 0.25:  # everything of one
-                txid = random.choice(sorted(self.told))
-                inputs = [(txid, n) for n, slot in enumerate(self.told[txid].slots) if slot == "unspent"] or inputs
+            if self.known and random.random() < 0.25:  # everything of one
+                txid = random.choice(sorted(self.known))
+                inputs = [(txid, n) for n, slot in enumerate(self.known[txid].slots) if slot == "unspent"] or inputs
         scripts = [b"\x6a" if random.random() < 0.15 else b"\x51" for _ in range(count)]
         outputs = [Output(script, 0 if script == b"\x6a" else 1) for script in scripts]
         txid = bytes([random.randrange(256)]) + self.made.to_bytes(31, "big")
         tx = self.txs[txid] = Tx(txid, inputs, outputs, coinbase=not inputs, raw=b"raw")
         return tx
 
-    def tell(self, tx: Tx, **said: Any) -> None:
+    def tell(self, tx: Tx, **reported: Any) -> None:
         slots = [None if output.address == b"\x6a" else "unspent" for output in tx.outputs]
         large = len(slots) > RULES.batch_size
         ripe_at = self.height + RULES.maturity if tx.coinbase else None
-        self.told[tx.txid] = Told(list(tx.inputs), slots, large, self.made, ripe_at=ripe_at, **said)
+        self.known[tx.txid] = ModelTx(list(tx.inputs), slots, large, self.made, ripe_at=ripe_at, **reported)
 
     def enter_child(self, txid: bytes, *, on: bool) -> None:
-        for parent in dict.fromkeys(parent for parent, _ in self.told[txid].inputs):
-            if parent in self.told and parent != txid:
-                others = [child for child in self.told[parent].conflicting_children if child != txid]
-                if on != (txid in self.told[parent].conflicting_children):
-                    self.told[parent].conflicting_children = [*others, txid] if on else others
+        for parent in dict.fromkeys(parent for parent, _ in self.known[txid].inputs):
+            if parent in self.known and parent != txid:
+                others = [child for child in self.known[parent].conflicting_children if child != txid]
+                if on != (txid in self.known[parent].conflicting_children):
+                    self.known[parent].conflicting_children = [*others, txid] if on else others
 
     @rule(seed=SEEDS, locked=st.booleans())
     def submit(self, seed: int, locked: bool) -> None:
@@ -275,7 +275,7 @@ class Scenario(RuleBasedStateMachine):
 
         def model() -> str | None:
             self.tell(tx, blocks={at.block_id: at.height}, main={at.block_id})
-            self.told[tx.txid].settle(self.height)
+            self.known[tx.txid].settle(self.height)
             return None
 
         self.same(lambda view: create(view, tx, self.height, mined=[at]), model)
@@ -283,8 +283,8 @@ class Scenario(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def create_again(self, seed: int) -> None:
         random = Random(seed)
-        txid = self.pick(random, any_of=lambda told: True)
-        if txid is None or self.told[txid].creating:
+        txid = self.pick(random, any_of=lambda known: True)
+        if txid is None or self.known[txid].creating:
             return
         MET.add("created again")
         self.same(lambda view: create(view, self.txs[txid], 1), lambda: "TX_EXISTS")
@@ -295,9 +295,9 @@ class Scenario(RuleBasedStateMachine):
         random = Random(seed)
         spent = [
             (txid, n)
-            for txid in sorted(self.told)
-            for n, slot in enumerate(self.told[txid].slots)
-            if isinstance(slot, tuple) and slot[0] in self.told
+            for txid in sorted(self.known)
+            for n, slot in enumerate(self.known[txid].slots)
+            if isinstance(slot, tuple) and slot[0] in self.known
         ]
         if not spent:
             return
@@ -315,7 +315,7 @@ class Scenario(RuleBasedStateMachine):
 
     def create_large(self, tx: Tx, stop: int, kind: str) -> None:
         """Create page by page, and stop somewhere: before or after a commit, or with a disk that is full."""
-        before = self.told.get(tx.txid)
+        before = self.known.get(tx.txid)
         self.now += 1000
         transactions = self.real
         record = draft(transactions.rules, tx, self.height, created_at=self.made)
@@ -358,14 +358,14 @@ class Scenario(RuleBasedStateMachine):
             assert refused is None
         if "remove" in done and record.pages + 1 == commits.count("remove"):
             assert late
-            del self.told[tx.txid]
+            del self.known[tx.txid]
         if "clear_master" in done:
             assert late is None
-            self.told[tx.txid].creating = False
+            self.known[tx.txid].creating = False
             self.take(tx.txid, tx.inputs, self.height + 1)
             MET.update({"finished by a retry"} if before else ())
         if code == "CRASH" or (code is None and not creation.finished):
-            MET.update({"interrupted"} if tx.txid in self.told and self.told[tx.txid].creating else ())
+            MET.update({"interrupted"} if tx.txid in self.known and self.known[tx.txid].creating else ())
         if stop < 0:
             assert code == ("UTXO_ERROR" if refused or late else "TX_EXISTS" if before else None)
         elif kind == "fails" and stop == 0 and not refused:
@@ -381,7 +381,7 @@ class Scenario(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def create_large_again(self, seed: int) -> None:
         random = Random(seed)
-        begun = [txid for txid in sorted(self.half) if txid not in self.told or self.told[txid].creating]
+        begun = [txid for txid in sorted(self.half) if txid not in self.known or self.known[txid].creating]
         if begun:
             tx = self.txs[random.choice(begun)]
             self.create_large(tx, random.randrange(-8, 10), random.choice(["before", "after", "fails"]))
@@ -390,18 +390,18 @@ class Scenario(RuleBasedStateMachine):
     def recover(self) -> None:
         """As at the start, when nobody creates."""
         finished, removed = write(self.real, lambda view: tx_startup.heal(view))
-        waiting = [txid for txid, told in self.told.items() if told.creating]
-        waiting.sort(key=lambda txid: (self.told[txid].unmined, txid))
+        waiting = [txid for txid, known in self.known.items() if known.creating]
+        waiting.sort(key=lambda txid: (self.known[txid].unmined, txid))
         assert sorted(finished + removed) == sorted(waiting)
         for txid in waiting:
-            told = self.told[txid]
+            known = self.known[txid]
             if txid in finished:
-                assert not self.faults(txid, told.inputs, self.height + 1, unborn=True)
-                told.creating = False
-                self.take(txid, told.inputs, self.height + 1)
+                assert not self.faults(txid, known.inputs, self.height + 1, unborn=True)
+                known.creating = False
+                self.take(txid, known.inputs, self.height + 1)
                 MET.add("finished by recovery")
             else:
-                del self.told[txid]
+                del self.known[txid]
                 MET.add("removed by recovery")
 
     # --- spending ------------------------------------------------------------------------------------------------
@@ -412,10 +412,10 @@ class Scenario(RuleBasedStateMachine):
         random = Random(seed)
         txid = self.pick(random)
         if random.random() < 0.4:
-            txid = self.pick(random, any_of=lambda told: any(parent not in self.told for parent, _ in told.inputs))
-        if txid is None or not self.told[txid].inputs or self.told[txid].conflicting:
+            txid = self.pick(random, any_of=lambda known: any(parent not in self.known for parent, _ in known.inputs))
+        if txid is None or not self.known[txid].inputs or self.known[txid].conflicting:
             return
-        inputs, height = self.told[txid].inputs, self.height + random.randrange(3)
+        inputs, height = self.known[txid].inputs, self.height + random.randrange(3)
 
         def model() -> str | None:
             refused = self.faults(txid, inputs, height)
@@ -428,10 +428,10 @@ class Scenario(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def spend_as_a_pruned_one(self, seed: int) -> None:
         random = Random(seed)
-        gone = sorted({child for told in self.told.values() for _, child in told.gone} - self.told.keys())
-        if not gone:
+        pruned = sorted({child for known in self.known.values() for _, child in known.pruned} - self.known.keys())
+        if not pruned:
             return
-        tx = self.txs[random.choice(gone)]
+        tx = self.txs[random.choice(pruned)]
 
         def model() -> str | None:
             refused = self.faults(tx.txid, tx.inputs, self.height, unborn=True)
@@ -448,24 +448,24 @@ class Scenario(RuleBasedStateMachine):
         txid, index = self.outpoint(random)
         spent = [
             (txid, n)
-            for txid in sorted(self.told)
-            for n, slot in enumerate(self.told[txid].slots)
-            if isinstance(slot, tuple) and (self.told[txid].page(n) or random.random() < 0.1)
+            for txid in sorted(self.known)
+            for n, slot in enumerate(self.known[txid].slots)
+            if isinstance(slot, tuple) and (self.known[txid].page(n) or random.random() < 0.1)
         ]
         if spent and random.random() < 0.5:
             txid, index = random.choice(spent)
-        told = self.told.get(txid)
-        if told and told.creating:
+        known = self.known.get(txid)
+        if known and known.creating:
             return
-        slot = told.slots[index] if told and index < len(told.slots) else None
+        slot = known.slots[index] if known and index < len(known.slots) else None
         owner = isinstance(slot, tuple) and random.random() < 0.4
         by = slot if owner and isinstance(slot, tuple) else (random.randbytes(32), 0)
 
         def model() -> str | None:
             MET.update({"released"} if owner else {"another's spend stays"} if isinstance(slot, tuple) else ())
             if owner:
-                self.told[txid].slots[index] = "unspent"
-                self.told[txid].settle(self.height)
+                self.known[txid].slots[index] = "unspent"
+                self.known[txid].settle(self.height)
             return None
 
         self.same(lambda view: view.release((txid, index), claim(*by)), model)
@@ -477,29 +477,29 @@ class Scenario(RuleBasedStateMachine):
         random = Random(seed)
         outpoint = self.outpoint(random)
         if what != "freeze" or random.random() < 0.2:
-            cold = [(t, n) for t in sorted(self.told) for n, s in enumerate(self.told[t].slots) if s == "frozen"]
+            cold = [(t, n) for t in sorted(self.known) for n, s in enumerate(self.known[t].slots) if s == "frozen"]
             outpoint = random.choice([*cold, outpoint])
         txid, index = outpoint
-        if txid in self.told and self.told[txid].creating:
+        if txid in self.known and self.known[txid].creating:
             return
 
         def model() -> str | None:
-            told = self.told.get(txid)
-            slot = told.slots[index] if told and index < len(told.slots) else None
-            if told is None or slot is None:
-                return "TX_NOT_FOUND" if told is None else "UTXO_NOT_FOUND"
+            known = self.known.get(txid)
+            slot = known.slots[index] if known and index < len(known.slots) else None
+            if known is None or slot is None:
+                return "TX_NOT_FOUND" if known is None else "UTXO_NOT_FOUND"
             if what == "freeze":
                 if slot != "unspent":
                     return "ALREADY_FROZEN" if slot == "frozen" else "SPENT"
-                told.slots[index] = "frozen"
+                known.slots[index] = "frozen"
                 MET.add("frozen")
                 return None
             if slot != "frozen":
                 return "UTXO_NOT_FROZEN"
-            told.slots[index] = "unspent"
+            known.slots[index] = "unspent"
             if what == "reassign":
-                told.reassigned.add(index)
-                told.wait_until[index] = self.height + RULES.reassign_delay
+                known.reassigned.add(index)
+                known.wait_until[index] = self.height + RULES.reassign_delay
             MET.add("unfrozen" if what == "unfreeze" else "reassigned")
             return None
 
@@ -523,13 +523,13 @@ class Scenario(RuleBasedStateMachine):
         txid = self.pick(random)
         if txid is None:
             return
-        told, longest = self.told[txid], random.random() < 0.8
-        again = sorted(told.blocks) if random.random() < 0.2 else []
+        known, longest = self.known[txid], random.random() < 0.8
+        again = sorted(known.blocks) if random.random() < 0.2 else []
         self.block += 1
         at = Mined(random.choice([*again, self.block]), self.height)
 
         def model() -> str | None:
-            mine = self.told[txid]
+            mine = self.known[txid]
             MET.add("mined twice" if at.block_id in mine.blocks else "mined" if longest else "mined in a fork")
             mine.blocks.setdefault(at.block_id, at.height)
             if longest:
@@ -544,14 +544,14 @@ class Scenario(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def unmine(self, seed: int) -> None:
         random = Random(seed)
-        txid = self.pick(random, any_of=lambda told: bool(told.blocks) and not told.creating)
+        txid = self.pick(random, any_of=lambda known: bool(known.blocks) and not known.creating)
         if txid is None:
             return
-        block = random.choice([*sorted(self.told[txid].blocks), 1])
+        block = random.choice([*sorted(self.known[txid].blocks), 1])
         at = Mined(block, self.height)
 
         def model() -> str | None:
-            mine = self.told[txid]
+            mine = self.known[txid]
             MET.update({"unmined"} if mine.blocks.pop(block, None) else ())
             mine.main.discard(block)
             if not mine.main and mine.unmined is None:
@@ -569,7 +569,7 @@ class Scenario(RuleBasedStateMachine):
             return
 
         def model() -> str | None:
-            mine = self.told[txid]
+            mine = self.known[txid]
             mine.locked = mine.by_operator = on
             if on:
                 mine.delete_at = None
@@ -588,7 +588,7 @@ class Scenario(RuleBasedStateMachine):
         until = self.height + random.randrange(4)
 
         def model() -> str | None:
-            mine = self.told[txid]
+            mine = self.known[txid]
             mine.preserved, mine.delete_at = until, None
             MET.add("preserved")
             return None
@@ -611,18 +611,18 @@ class Scenario(RuleBasedStateMachine):
         self.same(lambda view: states.set_conflicting(view, txid, on=on), model)
 
     def set_conflicting(self, txid: bytes, *, on: bool) -> None:
-        self.told[txid].conflicting = on
-        self.told[txid].settle(self.height)
+        self.known[txid].conflicting = on
+        self.known[txid].settle(self.height)
         self.enter_child(txid, on=on)
 
     def family(self, txid: bytes) -> set[bytes]:
         """Return the descendants of a transaction."""
         found, waiting = set[bytes](), [txid]
         while waiting:
-            told = self.told.get(waiting.pop())
-            if told is not None:
-                spenders = [slot[0] for slot in told.slots if isinstance(slot, tuple)]
-                children = {*spenders, *told.conflicting_children} - found - {txid}
+            known = self.known.get(waiting.pop())
+            if known is not None:
+                spenders = [slot[0] for slot in known.slots if isinstance(slot, tuple)]
+                children = {*spenders, *known.conflicting_children} - found - {txid}
                 found |= children
                 waiting += children
         return found
@@ -630,16 +630,16 @@ class Scenario(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def decide(self, seed: int) -> None:
         random = Random(seed)
-        txid = self.pick(random, any_of=lambda told: told.conflicting and not told.creating)
+        txid = self.pick(random, any_of=lambda known: known.conflicting and not known.creating)
         if txid is None:
             return
 
         def model() -> str | None:
             MET.add("conflict not decided")
-            inputs, losers = self.told[txid].inputs, set[bytes]()
+            inputs, losers = self.known[txid].inputs, set[bytes]()
             for parent, index in inputs:
-                told = self.told.get(parent)
-                slot = told.slots[index] if told and index < len(told.slots) else None
+                known = self.known.get(parent)
+                slot = known.slots[index] if known and index < len(known.slots) else None
                 if slot is None or slot == "frozen":
                     return "PROCESSING"
                 if isinstance(slot, tuple) and slot[0] != txid:
@@ -648,17 +648,17 @@ class Scenario(RuleBasedStateMachine):
                     losers |= {slot[0], *self.family(slot[0])}
             losers.discard(txid)
             for loser in losers:
-                told = self.told.get(loser)
-                if told is None or (told.blocks and told.unmined is None) or "frozen" in told.slots:
+                known = self.known.get(loser)
+                if known is None or (known.blocks and known.unmined is None) or "frozen" in known.slots:
                     return "PROCESSING"
             for loser in losers:
                 self.set_conflicting(loser, on=True)
             for loser in losers:
-                for n, (parent, index) in enumerate(self.told[loser].inputs):
-                    told = self.told.get(parent)
-                    if told is not None and index < len(told.slots) and told.slots[index] == (loser, n):
-                        told.slots[index] = "unspent"
-                        told.settle(self.height)
+                for n, (parent, index) in enumerate(self.known[loser].inputs):
+                    known = self.known.get(parent)
+                    if known is not None and index < len(known.slots) and known.slots[index] == (loser, n):
+                        known.slots[index] = "unspent"
+                        known.settle(self.height)
             if refused := self.faults(txid, inputs, self.height + 1, forced=True):
                 return refused
             self.take(txid, inputs, self.height + 1)
@@ -667,9 +667,9 @@ class Scenario(RuleBasedStateMachine):
             MET.update({"loser's child lost too"} if len(losers) > 1 else ())
             return None
 
-        order = [*self.told]
+        order = [*self.known]
         done = self.same(lambda view: conflicts.decide(view, [txid], self.height + 1), model)
-        assert order == [*self.told]
+        assert order == [*self.known]
         MET.update({"rival won"} if done else ())
 
     # --- forgetting ----------------------------------------------------------------------------------------------
@@ -677,11 +677,11 @@ class Scenario(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         self.disk.write(lambda txn: self.deletion.expire(txn, self.height, None))
-        for told in self.told.values():
-            if told.preserved is not None and told.preserved <= self.height:
-                told.preserved = told.delete_at = None
-                told.settle(self.height)
-                MET.update({"expired", "expired and due"} if told.delete_at else {"expired"})
+        for known in self.known.values():
+            if known.preserved is not None and known.preserved <= self.height:
+                known.preserved = known.delete_at = None
+                known.settle(self.height)
+                MET.update({"expired", "expired and due"} if known.delete_at else {"expired"})
 
     @rule()
     def prune(self) -> None:
@@ -691,52 +691,52 @@ class Scenario(RuleBasedStateMachine):
         for txid, pages in step.left + after.left:
             for each in range(1, pages + 1):
                 self.disk.write(partial(self.deletion.sweep_page, txid=txid, number=each))
-        due = [(told.delete_at, txid) for txid, told in self.told.items() if told.delete_at]
+        due = [(known.delete_at, txid) for txid, known in self.known.items() if known.delete_at]
         deleted = []
         for at, txid in sorted(due):
-            if at <= self.height and not self.needed(self.told[txid]):
-                told = self.told.pop(txid)
+            if at <= self.height and not self.needed(self.known[txid]):
+                known = self.known.pop(txid)
                 deleted.append(txid)
-                self.mark_parents(txid, told)
-                MET.add("pruned large" if told.large else "pruned")
+                self.mark_parents(txid, known)
+                MET.add("pruned large" if known.large else "pruned")
             elif at <= self.height:
                 MET.add("held back")
         assert sorted(step.deleted + after.deleted) == sorted(deleted)
         assert not step.errors | after.errors
 
-    def needed(self, told: Told) -> bool:
-        if told.creating:
+    def needed(self, known: ModelTx) -> bool:
+        if known.creating:
             return True
-        for index, slot in enumerate(told.slots):
-            child = self.told.get(slot[0]) if isinstance(slot, tuple) else None
+        for index, slot in enumerate(known.slots):
+            child = self.known.get(slot[0]) if isinstance(slot, tuple) else None
             waiting = child is not None and child.unmined is not None and not child.conflicting
-            if waiting and (told.page(index), slot[0]) not in told.gone:
+            if waiting and (known.page(index), slot[0]) not in known.pruned:
                 return True
         return False
 
-    def mark_parents(self, txid: bytes, told: Told) -> None:
-        for parent, index in told.inputs:
-            mine = self.told.get(parent)
+    def mark_parents(self, txid: bytes, known: ModelTx) -> None:
+        for parent, index in known.inputs:
+            mine = self.known.get(parent)
             if mine is None or index >= len(mine.slots):
                 continue
             mine.conflicting_children = [child for child in mine.conflicting_children if child != txid]
             slot = mine.slots[index]
             if isinstance(slot, tuple) and slot[0] == txid:
-                mine.gone.add((mine.page(index), txid))
+                mine.pruned.add((mine.page(index), txid))
 
     @rule()
     def restart(self) -> None:
         count = write(self.real, lambda view: tx_startup.end_locks(view))
         waiting = {
             txid
-            for txid, told in self.told.items()
-            if told.unmined is not None and not told.conflicting and not told.creating
+            for txid, known in self.known.items()
+            if known.unmined is not None and not known.conflicting and not known.creating
         }
         for txid in waiting:
-            MET.update({"kept its lock"} if self.told[txid].by_operator else ())
-            if self.told[txid].locked and not self.told[txid].by_operator:
-                self.told[txid].locked = False
-                self.told[txid].settle(self.height)
+            MET.update({"kept its lock"} if self.known[txid].by_operator else ())
+            if self.known[txid].locked and not self.known[txid].by_operator:
+                self.known[txid].locked = False
+                self.known[txid].settle(self.height)
         assert count == sum(not self.txs[txid].coinbase for txid in waiting)
         MET.update({"restarted"} if count else ())
 
@@ -746,70 +746,70 @@ class Scenario(RuleBasedStateMachine):
     def store_equals_model(self) -> None:
         with self.disk.read() as txn:
             stored = {key for key, _ in txn.cursor(self.real.pool.tx) if len(key) == 32}
-            assert stored == self.told.keys()
-            for txid, told in self.told.items():
+            assert stored == self.known.keys()
+            for txid, known in self.known.items():
                 record = self.store.record(txn, txid)
                 assert record is not None
-                self.check(told, record)
-                self.check_pages(txn, txid, told, record)
+                self.check(known, record)
+                self.check_pages(txn, txid, known, record)
             self.check_indexes(txn)
 
-    def check(self, told: Told, record: Record) -> None:
-        assert record.creating == told.creating
-        assert (record.locked, record.conflicting) == (told.locked, told.conflicting)
-        assert record.locked_by_operator == told.by_operator
-        assert (record.born, record.unmined_since) == (told.born, told.unmined)
-        assert dict(zip(record.block_ids, record.block_heights, strict=True)) == told.blocks
-        assert set(record.main_ids) == told.main
-        assert (record.preserve_until, record.delete_at) == (told.preserved, told.delete_at)
-        assert sorted(record.conflicting_children) == sorted(told.conflicting_children)
-        assert record.spending_height == told.ripe_at
-        if told.preserved is not None:
-            assert told.delete_at is None
-        elif not told.locked:
-            assert (told.delete_at is not None) == (told.conflicting or told.forgettable)
+    def check(self, known: ModelTx, record: Record) -> None:
+        assert record.creating == known.creating
+        assert (record.locked, record.conflicting) == (known.locked, known.conflicting)
+        assert record.locked_by_operator == known.by_operator
+        assert (record.born, record.unmined_since) == (known.born, known.unmined)
+        assert dict(zip(record.block_ids, record.block_heights, strict=True)) == known.blocks
+        assert set(record.main_ids) == known.main
+        assert (record.preserve_until, record.delete_at) == (known.preserved, known.delete_at)
+        assert sorted(record.conflicting_children) == sorted(known.conflicting_children)
+        assert record.spending_height == known.ripe_at
+        if known.preserved is not None:
+            assert known.delete_at is None
+        elif not known.locked:
+            assert (known.delete_at is not None) == (known.conflicting or known.forgettable)
 
-    def check_pages(self, txn: Txn, txid: bytes, told: Told, record: Record) -> None:
-        size = RULES.batch_size if told.large else len(told.slots)
-        assert record.pages == (told.pages() - 1 if told.large else 0)
+    def check_pages(self, txn: Txn, txid: bytes, known: ModelTx, record: Record) -> None:
+        size = RULES.batch_size if known.large else len(known.slots)
+        assert record.pages == (known.pages() - 1 if known.large else 0)
         done = 0
         for page in range(record.pages + 1):
             stored = self.store.page(txn, txid, page)
             if stored is None:
-                assert told.creating
+                assert known.creating
                 continue
-            slots = told.slots[page * size : (page + 1) * size]
+            slots = known.slots[page * size : (page + 1) * size]
             rows = dict(self.store.slots(txn, txid, page))
             assert [shown(rows.get(n)) for n in range(len(slots))] == slots
             spent = sum(isinstance(slot, tuple) for slot in slots)
             assert (stored.outputs, stored.recorded) == (len(slots), sum(slot is not None for slot in slots))
             assert stored.spent == spent
             first = page * size
-            assert {n + first for n in stored.spendable_in} == {n for n in told.wait_until if told.page(n) == page}
-            assert sorted(stored.deleted_children) == sorted(child for at, child in told.gone if at == page)
-            done += page > 0 and self.all_spent(told, stored, page)
+            assert {n + first for n in stored.spendable_in} == {n for n in known.wait_until if known.page(n) == page}
+            assert sorted(stored.deleted_children) == sorted(child for at, child in known.pruned if at == page)
+            done += page > 0 and self.all_spent(known, stored, page)
             self.check_spenders(stored, slots)
-        if not told.creating:
+        if not known.creating:
             before = self.__dict__.setdefault("_done", {}).get(txid, 0)
             MET.update({"page all spent"} if done > before else {"page spendable again"} if done < before else ())
             self.__dict__["_done"][txid] = done
             assert (record.spent_pages or 0) == done
 
     @staticmethod
-    def all_spent(told: Told, stored: Page, page: int) -> bool:
-        reassigned = any(told.page(index) == page for index in told.reassigned)
+    def all_spent(known: ModelTx, stored: Page, page: int) -> bool:
+        reassigned = any(known.page(index) == page for index in known.reassigned)
         return stored.spent == stored.recorded and not reassigned
 
     def check_spenders(self, stored: Page, slots: Iterable[Any]) -> None:
         """Nobody spends who is not there, or was and is remembered."""
         for slot in slots:
-            assert not isinstance(slot, tuple) or slot[0] in self.told or slot[0] in stored.deleted_children
+            assert not isinstance(slot, tuple) or slot[0] in self.known or slot[0] in stored.deleted_children
 
     def check_indexes(self, txn: Txn) -> None:
         fields = (("delete_at", "delete_at"), ("unmined", "unmined"), ("preserved", "preserved"))
         for table, name in fields:
             listed = [(number(key), txid) for key, txid in txn.cursor(getattr(self.real.pool, table))]
-            wanted = [(getattr(told, name), txid) for txid, told in self.told.items()]
+            wanted = [(getattr(known, name), txid) for txid, known in self.known.items()]
             assert listed == sorted((at, txid) for at, txid in wanted if at is not None)
 
 

@@ -11,7 +11,7 @@ import pytest
 from daemons import Client, Daemon, Encoding, Message, running
 from patience import until
 from scenarios import at, back_to, block, digest, output, tx
-from tx_messages import by, coins, done, mined, refused, said, spending, state, submit
+from tx_messages import by, coins, done, message_about, mined, refused, spending, state, submit
 
 from daemon.metrics import daemon_numbers
 
@@ -31,7 +31,7 @@ def follow(client: Client, tip: Message) -> Iterator[Message]:
         yield tip
 
 
-def gone(client: Client, blocks: Iterator[Message], *names: str) -> bool:
+def removed(client: Client, blocks: Iterator[Message], *names: str) -> bool:
     next(blocks)
     return state(client, *map(at, names)) == ["TX_NOT_FOUND"] * len(names)
 
@@ -51,13 +51,13 @@ def test_what_conflicts_claims_nothing_and_is_pruned(tmp_path: Path, encoding: E
     with running(tmp_path, **WINDOWS) as daemon, daemon.client(encoding) as client:
         tip = block(None, *coins("p"))
         done(client, tip, spending("a", at("p")), spending("b", at("a")), spending("c", at("b")))
-        done(client, said("TxConflicting", "a"))
+        done(client, message_about("TxConflicting", "a"))
         assert state(client, at("p"), at("a", 1), at("b", 1), at("c")) == ["free", *["CONFLICTING"] * 3]
         done(client, spending("a", at("p")))  # again
         assert state(client, at("p"), at("a", 1)) == [by("a"), "free"]
-        done(client, said("TxConflicting", "a"))
+        done(client, message_about("TxConflicting", "a"))
         blocks = follow(client, tip)
-        until(lambda: gone(client, blocks, "a", "b", "c"))
+        until(lambda: removed(client, blocks, "a", "b", "c"))
         assert state(client, at("p"), at("p", 1)) == ["free", "free"]
         done(client, spending("z", at("p")))
         assert daemon.term() == 0
@@ -69,11 +69,11 @@ def test_what_is_withdrawn_makes_room_for_its_replacement(tmp_path: Path) -> Non
         one = block(None, *coins("p"))
         done(client, one, spending("a", at("p")), spending("b", at("a")))
         refused(client.ask(spending("new", at("p"))), "UTXO_ERROR", (at("p"), "SPENT", "a"))
-        done(client, said("TxWithdrawn", "a", reason="replaced"), spending("new", at("p")))
+        done(client, message_about("TxWithdrawn", "a", reason="replaced"), spending("new", at("p")))
         assert state(client, at("p"), at("a"), at("b")) == [by("new"), "TX_NOT_FOUND", "TX_NOT_FOUND"]
-        refused(client.ask(said("TxWithdrawn", "a", reason="evicted")), "TX_NOT_FOUND")
+        refused(client.ask(message_about("TxWithdrawn", "a", reason="evicted")), "TX_NOT_FOUND")
         done(client, block(one, spending("new", at("p"))["tx"]))
-        refused(client.ask(said("TxWithdrawn", "new", reason="evicted")), "IN_CHAIN")
+        refused(client.ask(message_about("TxWithdrawn", "new", reason="evicted")), "IN_CHAIN")
         assert daemon.term() == 0
         daemon.assert_sound()
 
@@ -83,7 +83,7 @@ def test_a_double_spend_is_recorded_and_may_win(tmp_path: Path) -> None:
         done(client, block(None, *coins("p")), spending("a", at("p")), spending("b", at("a")))
         done(client, spending("c", at("p")) | {"on_spent": "record"})
         assert state(client, at("p"), at("c")) == [by("a"), "CONFLICTING"]
-        done(client, said("WinnersDecided", "c"))
+        done(client, message_about("WinnersDecided", "c"))
         assert state(client, at("p"), at("c"), at("a", 1), at("b")) == [by("c"), "free", "CONFLICTING", "CONFLICTING"]
         assert daemon.term() == 0
         daemon.assert_sound()
@@ -119,7 +119,7 @@ def test_an_operators_lock_outlives_a_restart_and_the_chain_is_not_contradicted(
                 one,
                 two,
                 spending("a", at("p")),
-                said("TxLocked", "a"),
+                message_about("TxLocked", "a"),
                 spending("b", at("q")) | {"locked": True},
             )
         daemon.restart()
@@ -137,7 +137,7 @@ def test_nothing_is_deleted_while_the_node_is_stopped(tmp_path: Path) -> None:
     """The journal has what did something, and no cycle that had nothing to do."""
     with running(tmp_path, **WINDOWS) as daemon, daemon.client() as client:
         tip = block(None, *coins("p"))
-        done(client, tip, spending("a", at("p")), said("TxConflicting", "a"))
+        done(client, tip, spending("a", at("p")), message_about("TxConflicting", "a"))
         done(client, {"type": "NodeState", "state": "stopped", "height": 1})
         for _ in range(6):
             tip = block(tip)
@@ -145,7 +145,7 @@ def test_nothing_is_deleted_while_the_node_is_stopped(tmp_path: Path) -> None:
         until(lambda: last_cycle(daemon).get("reason") == "stopped")
         assert state(client, at("a")) == ["CONFLICTING"]
         blocks = follow(client, tip)
-        until(lambda: gone(client, blocks, "a"))
+        until(lambda: removed(client, blocks, "a"))
 
         def nothing_to_do() -> bool:
             before = last_cycle(daemon)

@@ -226,9 +226,9 @@ def drop_last(table: str) -> Damage:
     return lambda h: h.delete(table, h.rows(table)[-1][0])
 
 
-def node(number: Callable[[Hand], int], *, gone: bool) -> Damage:
+def node(number: Callable[[Hand], int], *, removed: bool) -> Damage:
     """Return what removes a node of the MMR, or puts another hash in its place, with the right checksum."""
-    return lambda h: h.change_node(number(h), None if gone else lambda found: found.__setitem__(0, found[0] ^ 1))
+    return lambda h: h.change_node(number(h), None if removed else lambda found: found.__setitem__(0, found[0] ^ 1))
 
 
 def live_leaf(h: Hand) -> int:
@@ -458,10 +458,10 @@ CASES: list[Case] = [
     ("0 outputs are unspent, but the state", lambda h: [h.delete(LIVE, key) for key, _ in h.rows(LIVE)]),
 ]
 MMR: list[Case] = [  # of a store with one
-    (r"the leaf of output \d+ is not the hash of its record", node(live_leaf, gone=False)),
-    (r"node \d+ of the mountain range is not the hash of its", node(parent, gone=False)),
+    (r"the leaf of output \d+ is not the hash of its record", node(live_leaf, removed=False)),
+    (r"node \d+ of the mountain range is not the hash of its", node(parent, removed=False)),
     *(
-        (r"node \d+ of the mountain range is missing, but", node(which, gone=True))
+        (r"node \d+ of the mountain range is missing, but", node(which, removed=True))
         for which in (live_leaf, parent, peak, dead_sibling)
     ),
     (r"node \d+ of the mountain range is missing, but", lambda h: h.delete(NODE, h.rows(NODE)[1][0])),

@@ -14,7 +14,7 @@ from daemons import Message
 from local_daemon import LocalClient, LocalDaemon
 from questions import Api, failure, running_api, short_folder
 from scenarios import at, back_to, block, digest, output, tx
-from tx_messages import done, said
+from tx_messages import done, message_about
 from tx_messages import spending as submit
 
 from handlers import waiting
@@ -153,7 +153,7 @@ def test_which_are_listed(local: LocalDaemon, client: LocalClient) -> None:
     two = block(FUND, tx("w", output("x"), spends=[at("p")]), tx("reward", output("m"), coinbase=True))
     done(client, FUND, submit("l", at("p")), submit("child", at("l")))
     done(client, submit("grandchild", at("child"), at("p", 1)), submit("a", at("p", 2)), submit("mined", at("p", 3)))
-    done(client, two, said("TxMined", "mined", block_id=9, height=2))
+    done(client, two, message_about("TxMined", "mined", block_id=9, height=2))
     done(client, {**submit("recorded", at("p", 2)), "on_spent": "record"})
     assert ids(listed(local)) == [txid("a")]
     lost = listed(local, 1, status="conflicting")
@@ -161,7 +161,7 @@ def test_which_are_listed(local: LocalDaemon, client: LocalClient) -> None:
     assert_parents_first(lost)
     assert {each["status"] for each in lost} == {"conflicting"}
     assert set(ids(listed(local, status="conflicting", order="age"))) == set(ids(lost))
-    done(client, back_to(FUND), said("TxWithdrawn", "a", reason="evicted"))
+    done(client, back_to(FUND), message_about("TxWithdrawn", "a", reason="evicted"))
     assert ids(listed(local)) == [txid("w")]
 
 
@@ -175,8 +175,8 @@ def test_a_page_continues_after_removals(api: Api) -> None:
     names = sorted(txid(n) for n in range(6))
     first = api.ask(f"{TXS}?count=3")
     assert ids(first.json()) == names[:3]
-    last, gone = bytes.fromhex(names[2]), bytes.fromhex(names[4])
-    api.feed({"type": "TxWithdrawn", "txids": [last, gone], "reason": "evicted"})
+    last, removed = bytes.fromhex(names[2]), bytes.fromhex(names[4])
+    api.feed({"type": "TxWithdrawn", "txids": [last, removed], "reason": "evicted"})
     assert ids(api.get(f"{TXS}?count=3&cursor={first.headers['x-next-cursor']}")) == [names[3], names[5]]
 
 
@@ -204,8 +204,8 @@ def test_bad_parameters_and_cursors_of_other_lists(api: Api) -> None:
 def test_without_a_transaction_store() -> None:
     with short_folder() as folder, running_api(folder, transactions={"enabled": False}) as api:
         failure(api.ask(TXS), 503, "not_enabled", "transactions.enabled")
-        told = api.daemon.run("query", "txs")
-        assert told.returncode == 1 and b"transactions.enabled" in told.stderr
+        status_facts = api.daemon.run("query", "txs")
+        assert status_facts.returncode == 1 and b"transactions.enabled" in status_facts.stderr
 
 
 # --- limits of one answer --------------------------------------------------------------------------------------------
@@ -241,8 +241,8 @@ def test_the_command(api: Api) -> None:
     api.feed(FUND, *submissions)
     whole = api.get(f"{TXS}?count=1000")
     assert api.get(f"{TXS}?count=7&page=2") == whole[7:14]
-    told = api.daemon.run("query", "txs", "--json", "--count", "20")
-    first = json.loads(told.stdout)
+    status_facts = api.daemon.run("query", "txs", "--json", "--count", "20")
+    first = json.loads(status_facts.stdout)
     assert first["transactions"] == whole[:20] and first["tip"]["height"] == 1
     assert resumed(first["next_cursor"], "unmined", "parents_first") >= Place(0, b"")
     rest = api.daemon.run("query", "txs", "--json", "--cursor", first["next_cursor"])

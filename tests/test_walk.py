@@ -32,7 +32,7 @@ def listed(shot: Snapshot, key: str | bytes, order: Order, asset: bytes, count: 
             return found
 
 
-def told(chain: Chain, rng: Random) -> None:
+def fill(chain: Chain, rng: Random) -> None:
     """Tell a chain of outputs to few addresses, with assets of policies that are frequent, rare, usual and absent."""
     parent = None
     for number in range(30):
@@ -53,7 +53,7 @@ def told(chain: Chain, rng: Random) -> None:
 def test_the_index_finds_what_a_search_finds(tmp_path: Path, order: Order, without: set[str]) -> None:
     """Dense and sparse lists on either side, and lists that end before the other begins."""
     with open_chain(tmp_path, indexes=[name for name in INDEXES if name not in without]) as chain:
-        told(chain, Random(order))
+        fill(chain, Random(order))
         query, met = Query(chain.store, CODEC, "cardano"), 0
         assets = [policy + name for policy in POLICIES for name in NAMES]
         keys: list[str | bytes] = ["ann", "bob", "early 0", "early 2", "nobody", *POLICIES]
@@ -101,7 +101,7 @@ def test_only_what_both_list_is_read(
 @pytest.mark.parametrize("without", [{"policy"}, {"policy", "asset"}])
 def test_without_the_index_they_are_searched(tmp_path: Path, without: set[str]) -> None:
     with open_chain(tmp_path, indexes=[name for name in INDEXES if name not in without]) as chain:
-        told(chain, Random(1))
+        fill(chain, Random(1))
         with Query(chain.store, CODEC, "cardano").snapshot() as shot:
             found = listed(shot, "ann", "asc", POLICIES[0] + b"a", 10)
             everything = shot.utxos(shot.walk(shot.by_address(output("ann").address), "asc", None).next(10_000))
@@ -123,14 +123,14 @@ def test_pages_by_number_count_what_lives_in_a_long_list(tmp_path: Path, order: 
             parent = block(parent, tx(f"{number}", *created), tx(f"other {number}", output("bob", 0)))
             feed(chain, parent)
         points = [at(f"{number}", n) for number in range(20) for n in range(1000)]
-        gone = {
+        removed = {
             "most of them, anywhere": set(rng.sample(points, 18_000)),
             "a stretch": set(points[1500:18_500]),
             "every second one": set(points[::2]),
         }[spent]
-        spends = sorted(gone)
+        spends = sorted(removed)
         feed(chain, block(parent, *(tx(f"spend {n}", spends=spends[n : n + 500]) for n in range(0, len(spends), 500))))
-        left = [value for value, point in enumerate(points) if point not in gone]
+        left = [value for value, point in enumerate(points) if point not in removed]
         if order == "desc":
             left.reverse()
         with Query(chain.store, CODEC, "cardano").snapshot() as shot:

@@ -7,7 +7,7 @@ import pytest
 from daemons import Message, ack, error
 from local_daemon import LocalClient, LocalDaemon, LocalListener
 from scenarios import address, at, back_to, block, digest, output, point, tx
-from tx_messages import by, coins, done, mined, on_outputs, refused, said, spending, state, told, turn
+from tx_messages import by, coins, done, message_about, mined, on_outputs, refused, spending, state, status_facts, turn
 
 pytestmark = pytest.mark.configured(transactions={"batch_size": 2})  # large: from the third output on
 
@@ -15,7 +15,7 @@ local, client, listener = local_daemon.local, local_daemon.client, local_daemon.
 
 
 def withdrawn(*names: object, reason: str = "evicted") -> Message:
-    return said("TxWithdrawn", *names, reason=reason)
+    return message_about("TxWithdrawn", *names, reason=reason)
 
 
 def test_a_withdrawn_transaction_leaves_with_its_descendants(
@@ -24,27 +24,27 @@ def test_a_withdrawn_transaction_leaves_with_its_descendants(
     one = block(None, *coins("p", "q"))
     done(client, one, spending("a", at("p")), spending("b", at("a"), at("q")), spending("c", at("b"), at("a", 1)))
     done(client, spending("other", at("q", 1)))
-    told(listener, 4)
+    status_facts(listener, 4)
     ack(client.ask(withdrawn("a", "a", reason="replaced")), "accepted", point(one))
-    gone = told(listener, 3)
-    assert gone[0] == turn("a", "withdrawn", 1)
-    assert set(gone) == {turn(name, "withdrawn", 1) for name in "abc"}
+    removed = status_facts(listener, 3)
+    assert removed[0] == turn("a", "withdrawn", 1)
+    assert set(removed) == {turn(name, "withdrawn", 1) for name in "abc"}
     assert state(client, at("p"), at("q"), at("a"), at("b"), at("c")) == ["free", "free", *["TX_NOT_FOUND"] * 3]
     assert state(client, at("q", 1), at("other")) == [by("other"), "free"]
     refused(client.ask(withdrawn("a")), "TX_NOT_FOUND")
     done(client, spending("a", at("p")), spending("b", at("a"), at("q")))  # they may come again
-    assert told(listener, 2) == [turn("a", "pending", 1), turn("b", "pending", 1)]
+    assert status_facts(listener, 2) == [turn("a", "pending", 1), turn("b", "pending", 1)]
     assert [local.record(name) is None for name in "abc"] == [False, False, True]
 
 
 def test_the_reason_is_the_cause_of_each_fact(client: LocalClient, listener: LocalListener) -> None:
     for reason in ("evicted", "replaced", "expired", "operator"):
         done(client, spending("a"), spending("b", at("a")))
-        told(listener, 2)
+        status_facts(listener, 2)
         done(client, withdrawn("a", reason=reason))
         assert [listener.receive()["cause"] for _ in range(2)] == [{"type": "withdrawn", "reason": reason}] * 2
     error(client.ask(withdrawn("a", reason="bored")), "malformed")
-    error(client.ask(said("TxWithdrawn", "a")), "malformed")
+    error(client.ask(message_about("TxWithdrawn", "a")), "malformed")
 
 
 def test_a_refused_withdrawal_changes_nothing(client: LocalClient) -> None:
@@ -92,7 +92,7 @@ def test_a_frozen_or_reassigned_output_prevents_a_withdrawal(client: LocalClient
     done(client, {"type": "OutputReassigned", "outpoint": at("wide", 4), "address": address("heir")})
     refused(client.ask(withdrawn("a")), "FROZEN")
     assert state(client, at("p"), at("a"), at("b")) == [by("a"), by("b"), by("wide")]
-    done(client, spending("c", at("a", 1)), said("TxLocked", "c"), said("TxPreserved", "c", until=99))
+    done(client, spending("c", at("a", 1)), message_about("TxLocked", "c"), message_about("TxPreserved", "c", until=99))
     done(client, withdrawn("c"))
     assert state(client, at("a", 1)) == ["free"]
 
@@ -111,7 +111,7 @@ def test_a_withdrawn_loser_leaves_the_lists_of_its_parents(local: LocalDaemon, c
 
 def test_conflicting_children_leave_with_their_parent(client: LocalClient) -> None:
     done(client, block(None, *coins("p")), spending("a", at("p")), spending("l", at("a")))
-    done(client, said("TxConflicting", "l"), withdrawn("a"))
+    done(client, message_about("TxConflicting", "l"), withdrawn("a"))
     assert state(client, at("p"), at("a"), at("l")) == ["free", "TX_NOT_FOUND", "TX_NOT_FOUND"]
 
 
@@ -120,7 +120,7 @@ def test_pages_not_removed_yet_are_no_part_of_a_later_record(local: LocalDaemon,
     one = block(None, *coins("p"))
     made = spending("a", at("p"), outputs=7)
     done(client, one, made)
-    done(client, withdrawn("a"), block(one, made["tx"]), said("TxLocked", "a"))
+    done(client, withdrawn("a"), block(one, made["tx"]), message_about("TxLocked", "a"))
     local.assert_sound()
     kept = local.record("a")
     assert kept is not None

@@ -19,7 +19,7 @@ class Asking(Protocol):
     def ask(self, message: Message) -> Message: ...
 
 
-class Hearing(Protocol):
+class Receiver(Protocol):
     """A subscriber to `TxStatusChanged`."""
 
     def receive(self) -> Message | None: ...
@@ -46,13 +46,13 @@ def coins(*names: str, outputs: int = 2) -> list[Message]:
     return [tx(name, *(output(f"{name}{n}", 10 + n) for n in range(outputs))) for name in names]
 
 
-def said(kind: str, *names: object, **fields: Any) -> Message:
+def message_about(kind: str, *names: object, **fields: Any) -> Message:
     """Return a message about named transactions."""
     return {"type": kind, "txids": [digest("tx", name) for name in names]} | fields
 
 
 def mined(*names: object, height: int = 9, **fields: Any) -> Message:
-    return said("TxMined", *names, height=height, **{"block_id": height} | fields)
+    return message_about("TxMined", *names, height=height, **{"block_id": height} | fields)
 
 
 def on_outputs(kind: str, *outpoints: list[Any]) -> Message:
@@ -72,8 +72,8 @@ def done(client: Asking, *messages: Message) -> None:
 def refused(answer: Message | None, code: str, *inputs: tuple[Any, ...]) -> None:
     """Check a refusal: its code, whether trying again may help, and what it says of each output."""
     assert answer is not None and (answer["type"], answer.get("code")) == ("Error", code), answer
-    told = [{"outpoint": as_hex(outpoint), "code": why} | spender(*by) for outpoint, why, *by in inputs]
-    assert answer["detail"] == ({"inputs": told} if inputs else {}), answer
+    status_facts = [{"outpoint": as_hex(outpoint), "code": why} | spender(*by) for outpoint, why, *by in inputs]
+    assert answer["detail"] == ({"inputs": status_facts} if inputs else {}), answer
     assert answer["retryable"] is bool(RETRYABLE & {code, *(why for _, why, *_ in inputs)})
     assert answer["message"]
 
@@ -86,10 +86,10 @@ def state(client: Asking, *outpoints: list[Any]) -> list[str | tuple[str, str]]:
     """Return what keeps each output from being spent, `free` if nothing does; a spent one with its spender."""
     answer = client.ask(submit(tx(f"probe {next(_probes)}", output("x"), spends=[*outpoints, NOWHERE])))
     assert answer.get("code") == "UTXO_ERROR", answer
-    told = {(*fault["outpoint"],): fault for fault in answer["detail"]["inputs"]}
+    status_facts = {(*fault["outpoint"],): fault for fault in answer["detail"]["inputs"]}
     states: list[str | tuple[str, str]] = []
     for outpoint in outpoints:
-        fault = told.get((*as_hex(outpoint),))
+        fault = status_facts.get((*as_hex(outpoint),))
         states.append("free" if fault is None else fault["code"])
         if fault is not None and "spender" in fault:
             states[-1] = (fault["code"], fault["spender"][0])
@@ -100,7 +100,7 @@ def by(name: object) -> tuple[str, str]:
     return "SPENT", digest("tx", name).hex()
 
 
-def told(listener: Hearing, count: int) -> list[tuple[str, str, int]]:
+def status_facts(listener: Receiver, count: int) -> list[tuple[str, str, int]]:
     """Return the next facts about transactions, without those of recovery: these come when they come."""
     numbers, found = list[int](), list[tuple[str, str, int]]()
     while len(found) < count:

@@ -78,7 +78,7 @@ class Refused(Exception):
 
     def __init__(self, code: str, **more: Any) -> None:
         super().__init__(code)
-        self.said: Op = {"result": "error", "code": code, **more}
+        self.details: Op = {"result": "error", "code": code, **more}
 
 
 class Case:
@@ -124,12 +124,12 @@ class Case:
             return answer
         code = {"store_full": "STORAGE_ERROR", "malformed": "INVALID_PARAMETER"}.get(answer.code, answer.code)
         if code == "UTXO_ERROR":
-            left, told = inputs_of(answer), dict[str, str | Input]()
+            left, reported = inputs_of(answer), dict[str, str | Input]()
             for n, outpoint in reversed(list(enumerate(outpoints))):  # of one that is named twice, the first is spent
                 found = next((fault for fault in reversed(left) if tuple(fault["outpoint"]) == outpoint), None)
                 left = [fault for fault in left if fault is not found]
-                told[str(n)] = self._input(found)
-            raise Refused(code, perInput=dict(reversed(told.items())))
+                reported[str(n)] = self._input(found)
+            raise Refused(code, perInput=dict(reversed(reported.items())))
         spender = next(iter(faults_of(answer).values()), {}).get("spender")
         raise Refused(code, existing=self.words.out(spender)) if spender else Refused(code)
 
@@ -138,9 +138,9 @@ class Case:
             return "ok"
         if "spender" not in fault:
             return str(fault["code"])
-        told = Input(code=fault["code"], conflictingTx=self.words.name(fault["spender"][0]))
-        told.spender = self.words.out(fault["spender"])
-        return told
+        reported = Input(code=fault["code"], conflictingTx=self.words.name(fault["spender"][0]))
+        reported.spender = self.words.out(fault["spender"])
+        return reported
 
     def go(self, height: int | None = None) -> None:
         """Let the tip be where the next op wants it: by itself, at the store's own height."""

@@ -108,7 +108,7 @@ class Creating:
         try:
             self._take_lock(op["tx"], op.get("records", 1))
         except Refused as refused:
-            return refused.said | {"lockOwner": self.lock_owner()}
+            return refused.details | {"lockOwner": self.lock_owner()}
         with self.daemon.disk.read() as txn:
             lock = self.daemon.store.lock(txn, self.words.txid(op["tx"]))
         assert lock is not None

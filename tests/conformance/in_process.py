@@ -116,7 +116,7 @@ class InProcess:
             raise
         finally:
             self.chain.named = ""
-        answers = {answer.seq: answer for answer in sender.heard}
+        answers = {answer.seq: answer for answer in sender.received}
         return [answers[n] for n in range(len(events))]
 
     def _publish(self, committed: Committed) -> None:

@@ -45,7 +45,7 @@ class Marking:
         how = {"longest": op.get("longest", True), "unset": bool(op.get("unset"))}
         done, more = self._each(op, lambda txid: mined_in(txid, op, **how), "setMined")
         found = {name: self.daemon.transaction(self.words.txid(name)) for name in done}
-        blocks = {name: told.block_ids for name, told in found.items() if told is not None}
+        blocks = {name: reported.block_ids for name, reported in found.items() if reported is not None}
         return {"blockIDs": {name: ids for name, ids in blocks.items() if ids or not how["unset"]}, **more}
 
     def op_setLocked(self, op: Op) -> Op:
@@ -79,7 +79,7 @@ class Marking:
                     self.case.do(message(self.words.txid(name)), f"{step}:{name}")
                     done.append(name)
                 except Refused as refused:
-                    refusal = refusal or refused.said
+                    refusal = refusal or refused.details
         return done, signals | refusal
 
     def _inpoints(self, name: str) -> list[OutPoint]:
@@ -94,7 +94,7 @@ class Marking:
                 try:
                     self._mark(name, on=op["on"])
                 except Refused as refused:
-                    refusal = refusal or refused.said
+                    refusal = refusal or refused.details
         return signals | refusal
 
     def _mark(self, name: str, *, on: bool) -> None:
@@ -174,8 +174,8 @@ class Marking:
         """Decide for transactions; return those that were told of."""
         before = len(self.daemon.facts)
         self.case.do(WinnersDecided(txids=[self.words.txid(name) for name in winners]), step)
-        told = [fact.txid for fact in self.daemon.facts[before:] if isinstance(fact, TxStatusChanged)]
-        return [self.words.name(txid) for txid in dict.fromkeys(told)]
+        reported = [fact.txid for fact in self.daemon.facts[before:] if isinstance(fact, TxStatusChanged)]
+        return [self.words.name(txid) for txid in dict.fromkeys(reported)]
 
     def op_counterConflicting(self, op: Op) -> Op:
         self.case.near("counterConflicting")
@@ -205,8 +205,8 @@ class Marking:
         return list(found)
 
     def _children(self, txid: bytes, *, recorded: bool) -> list[bytes]:
-        told = self.daemon.transaction(txid)
-        losing = [] if told is None or recorded else told.conflicting_children
+        reported = self.daemon.transaction(txid)
+        losing = [] if reported is None or recorded else reported.conflicting_children
         spending = [slot.spending_tx_hash for slot in self.daemon.outputs(txid) if slot.spending_tx_hash]
         return [bytes.fromhex(child) for child in dict.fromkeys([*losing, *spending])]
 

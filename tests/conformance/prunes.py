@@ -63,10 +63,10 @@ class Pruning:
         failing = [phase for phase in PHASES if self.case.faults.hit(phase)]
         cycle, failed = self.daemon.prune(terms, Request(height, "applied"), failing)
         kept = [log["txid"] for log in self.case.logs if log["event"] == "transaction_kept"]
-        gone = [fact.txid for fact in cycle.facts if isinstance(fact, TxStatusChanged)]
-        names = [name for name in map(self.words.name, gone) if not name.startswith("root of ")]
+        removed = [fact.txid for fact in cycle.facts if isinstance(fact, TxStatusChanged)]
+        names = [name for name in map(self.words.name, removed) if not name.startswith("root of ")]
         counts = cycle.job.counts
-        told = {
+        reported = {
             "deleted": sorted(names),
             "skipped": sorted(self.words.name(bytes.fromhex(txid)) for txid in kept),
             "processed": counts.get("old_unmined", 0),
@@ -78,8 +78,8 @@ class Pruning:
             "safe": cycle.job.safe_height,
         }
         if failed is not None:
-            raise Refused("STORAGE_ERROR", **told)
-        return told
+            raise Refused("STORAGE_ERROR", **reported)
+        return reported
 
     def _mine_spenders(self) -> None:
         """Let a block have the transactions of which a case only says what they spend: nobody waits for them."""
@@ -130,7 +130,7 @@ class Pruning:
         try:
             return self._pruned(request.height) | {"skipped": False}
         except Refused as refused:
-            return refused.said | {"skipped": not refused.said["deleted"]}
+            return refused.details | {"skipped": not refused.details["deleted"]}
 
     def _blob_names(self) -> list[str]:
         names = (name.partition(".") for name, _ in Files(self.case.folder / "blobs").names())

@@ -22,11 +22,11 @@ class Spending:
         try:
             return self._spend(op, {op["vin"]: self.words.outpoint(op["out"])})
         except Refused as refused:
-            told = refused.said.get("perInput", {}).get("0")
-            if told is None:
+            reported = refused.details.get("perInput", {}).get("0")
+            if reported is None:
                 raise
-            more = {"existing": told.spender} if isinstance(told, Input) else {}
-            raise Refused(told["code"] if isinstance(told, Input) else told, **more) from None
+            more = {"existing": reported.spender} if isinstance(reported, Input) else {}
+            raise Refused(reported["code"] if isinstance(reported, Input) else reported, **more) from None
 
     def _spend(self, op: Op, named: dict[int, OutPoint]) -> Op:
         """Let a transaction spend outputs, at a height, as the inputs of these numbers."""
@@ -36,8 +36,8 @@ class Spending:
         self.case.go(op["height"] - 1)
         with self.case.signals({txid for txid, _ in named.values()}) as signals:
             answer = self._claim(op, named)
-            if isinstance(answer, Error) and (told := self._ignoring_flags(op, answer)) is not None:
-                answer = told
+            if isinstance(answer, Error) and (reported := self._ignoring_flags(op, answer)) is not None:
+                answer = reported
             self.case.accepted(answer, list(named.values()))
         if op["tx"] in self.case.spenders:
             self.case.spenders[op["tx"]].spends = True
@@ -158,8 +158,8 @@ class Spending:
                     self._spend_page(name, op["height"], spenders)
                     continue
                 self.case.read(name)
-                gone = self.words.txid(spenders.pop() if spenders else f"nobody spends a page of {name}")
-                if isinstance(self.case.ask(TxWithdrawn(txids=[gone], reason="operator")), Error):
+                removed = self.words.txid(spenders.pop() if spenders else f"nobody spends a page of {name}")
+                if isinstance(self.case.ask(TxWithdrawn(txids=[removed], reason="operator")), Error):
                     raise Refused("INVALID_PARAMETER")
         return signals if "childCount" in signals else {"signal": None}
 

@@ -161,7 +161,7 @@ async def test_rec_016_not_recovered_twice_when_not_claimed_again(on_sqlite: Sto
     handler = Stub()
     async with managing(on_sqlite, handler) as manager:
         await until(lambda: manager.numbers.sweeps >= 5)
-    assert handler.asked == [tx(1)]
+    assert handler.requests == [tx(1)]
 
 
 async def test_rec_018_leadership_failure_is_survivable(on_sqlite: Storage) -> None:
@@ -422,10 +422,10 @@ class Network:
 
     def __init__(self) -> None:
         self.answers: dict[bytes, Any] = {}
-        self.asked = 0
+        self.requests = 0
 
     async def status(self, txid: bytes) -> Any:
-        self.asked += 1
+        self.requests += 1
         return self.answers.get(txid)
 
 
@@ -491,14 +491,14 @@ DOCUMENTED: dict[str, tuple[Any, str, str, str, bool, int]] = {
 
 @pytest.mark.parametrize("case", DOCUMENTED)
 async def test_the_handler_in_the_document(on_sqlite: Storage, case: str) -> None:
-    answer, wanted, before, said, fails, tokens = DOCUMENTED[case]
+    answer, wanted, before, details, fails, tokens = DOCUMENTED[case]
     with Books() as books:
         books.connection.execute(before)
         network = Network()
         network.answers[tx(1)] = answer
         row = await after(on_sqlite, documented()["TokenHandler"](network, books.connection), wanted)
         assert len(books.tokens()) == tokens
-    assert (row.failures > 0) == fails and said in (row.last_error if fails else row.message)
+    assert (row.failures > 0) == fails and details in (row.last_error if fails else row.message)
     assert row.history[-1].outcome == ("busy" if wanted == "pending" and not fails else row.history[-1].outcome)
 
 
@@ -507,7 +507,7 @@ async def test_rec_053_status_write_fails(on_sqlite: Storage) -> None:
     shaky, handler = Shaky(on_sqlite), Stub(lambda _: Invalid("no"))
     shaky.broken.add("settle")
     async with managing(shaky, handler) as manager:
-        await until(lambda: len(handler.asked) >= 2)
+        await until(lambda: len(handler.requests) >= 2)
         assert manager.numbers.errors >= 1
         assert await status(on_sqlite, tx(1)) == "pending"
         shaky.broken.clear()
@@ -538,7 +538,7 @@ async def test_rec_060_within_grace_stays_pending(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1, age_s=600.0)
     handler = Stub(lambda _: NotFound())
     async with managing(on_sqlite, handler, not_found_grace_period=1800.0):
-        await until(lambda: len(handler.asked) >= 6)
+        await until(lambda: len(handler.requests) >= 6)
     row = await read(on_sqlite, tx(1))
     assert (row.status, row.owner) == ("pending", None)
     assert row.last_error == NotFound().reason
@@ -548,7 +548,7 @@ async def test_rec_062_other_errors_never_promote(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1, age_s=2 * HOUR)
     handler = Stub(lambda _: ConnectionRefusedError("connection refused: code = NotFound, tx not found"))
     async with managing(on_sqlite, handler, not_found_grace_period=0.01):
-        await until(lambda: len(handler.asked) >= 6)
+        await until(lambda: len(handler.requests) >= 6)
     assert await status(on_sqlite, tx(1)) == "pending"
 
 
@@ -556,10 +556,10 @@ async def test_rec_063_failed_promotion_is_retried(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
     shaky, handler = Shaky(on_sqlite), Stub(lambda _: NotFound())
     async with managing(shaky, handler, not_found_grace_period=0.01):
-        await until(lambda: len(handler.asked) >= 2)
+        await until(lambda: len(handler.requests) >= 2)
         shaky.broken.add("settle")
-        asked = len(handler.asked)
-        await until(lambda: len(handler.asked) >= asked + 3)
+        requests = len(handler.requests)
+        await until(lambda: len(handler.requests) >= requests + 3)
         assert await status(on_sqlite, tx(1)) == "pending"
         shaky.broken.clear()
         await until(becomes(on_sqlite, tx(1), "orphan"))
@@ -610,7 +610,7 @@ async def test_rec_066_hung_handler_that_honours_cancellation(on_sqlite: Storage
     await old(on_sqlite, 1, 2)
     handler = Stub(lambda txid: asyncio.sleep(60) if txid == tx(1) else Valid())
     async with managing(on_sqlite, handler, attempt_timeout=0.05, worker_count=1) as manager:
-        await until(lambda: handler.asked.count(tx(1)) >= 2)
+        await until(lambda: handler.requests.count(tx(1)) >= 2)
         await until(becomes(on_sqlite, tx(2), "confirmed"))
         assert manager.numbers.timeouts >= 1
     row = await read(on_sqlite, tx(1))
@@ -631,7 +631,7 @@ async def test_rec_067_handler_that_ignores_cancellation(on_sqlite: Storage, mon
         await until(lambda: manager.numbers.sweeps > sweeps + 2)
     assert shaky.calls.count("session") == 1
     assert "release" not in shaky.calls
-    assert (len(handler.asked), manager.numbers.leader) == (1, False)
+    assert (len(handler.requests), manager.numbers.leader) == (1, False)
     go.set()
     await asyncio.sleep(0.05)
 
@@ -690,7 +690,7 @@ async def test_rec_073_shutdown_is_not_a_timeout(on_sqlite: Storage) -> None:
     handler = Stub(lambda _: asyncio.sleep(60))
     with capture_logs() as logs:
         async with managing(on_sqlite, handler, attempt_timeout=60.0, stuck_alert_threshold=1) as manager:
-            await until(lambda: handler.asked)
+            await until(lambda: handler.requests)
     assert (manager.numbers.timeouts, manager.numbers.interrupted) == (0, 1)
     events = [line["event"] for line in logs]
     assert "recovery_interrupted" in events
@@ -777,12 +777,12 @@ async def test_rec_082_lost_session_is_noticed(on_postgres: Storage, pg_lab: Lab
     handler = answers_after(go := asyncio.Event())
     with capture_logs() as logs:
         async with managing(on_postgres, handler, worker_count=1, scan_interval=60.0) as manager:
-            await until(lambda: handler.asked)
-            first = handler.asked[0]
+            await until(lambda: handler.requests)
+            first = handler.requests[0]
             await pg_lab.sql("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted")
             await until(lambda: manager.numbers.leadership_losses == 1)
             await until(lambda: manager.numbers.leader)
-            assert handler.asked == [first]
+            assert handler.requests == [first]
             go.set()
             await until(lambda: manager.numbers.settled["confirmed"] == 10)
     (lost,) = [line for line in logs if line["event"] == "leadership_lost"]
@@ -840,7 +840,7 @@ async def test_rec_089_graceful_stop_releases_unstarted_claims(on_sqlite: Storag
     handler = answers_after(go := asyncio.Event())
     manager = manage(on_sqlite, handler, worker_count=2)
     await manager.start()
-    await until(lambda: len(handler.asked) == 2)
+    await until(lambda: len(handler.requests) == 2)
     assert manager.numbers.claims == 10
     stopping = asyncio.ensure_future(manager.stop())
     await until(lambda: manager.numbers.released == 8)
@@ -848,7 +848,7 @@ async def test_rec_089_graceful_stop_releases_unstarted_claims(on_sqlite: Storag
     go.set()
     await stopping
     assert (await on_sqlite.counts()).by_status["confirmed"] == 2
-    assert len(handler.asked) == 2
+    assert len(handler.requests) == 2
 
 
 async def test_rec_090_handler_crash_is_contained(sqlite_lab: Lab) -> None:

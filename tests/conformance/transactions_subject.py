@@ -57,7 +57,7 @@ class Subject:
         try:
             return {"result": "ok", **(self._ops[f"op_{op['op']}"](op) or {})}
         except Refused as refused:
-            return refused.said
+            return refused.details
         except BlobFailed:
             return {"result": "error", "code": "STORAGE_ERROR"}
 
@@ -149,7 +149,7 @@ class Subject:
         try:
             status = self.case.accepted(answer, event.tx.inputs).status
         except Refused as refused:
-            return refused.said
+            return refused.details
         made = self.words.name(event.tx.txid) in self.words.made
         return {"result": "error", "code": "TX_EXISTS"} if made and status == "duplicate" else {"result": "ok"}
 

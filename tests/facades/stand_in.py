@@ -99,7 +99,7 @@ class Node:
 
     def __init__(self) -> None:
         self.url = ""
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.taken: dict[str, bytes] = {}
         self.refuses: dict[str, Any] | None = None
         self.accounts: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class Node:
         self._ready, self._stop = threading.Event(), asyncio.Event()
 
     def methods(self) -> list[str]:
-        return [each["method"] for each in self.asked]
+        return [each["method"] for each in self.requests]
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         params = request.get("params") or {}
@@ -137,7 +137,7 @@ class Node:
         try:
             async for raw in client:
                 request = json.loads(raw)
-                self.asked.append(request)
+                self.requests.append(request)
                 about = {"jsonrpc": "2.0", "method": request["method"], "id": request.get("id")}
                 await client.send(json.dumps(about | self._answer(request)))
         except ConnectionClosed:

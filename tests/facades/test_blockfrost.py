@@ -412,9 +412,9 @@ def test_evaluating(frost: Api, upstream: Node) -> None:
         {"txId": "00" * 32, "index": 1},
         {"address": "addr_test1x", "value": {"coins": 5, "assets": {f"{'00' * 28}.ff": 1}}, "datumHash": "11" * 32},
     ]
-    asked = json.dumps({"cbor": "84a0", "additionalUtxoSet": [output]})
-    assert post(frost, "/utils/txs/evaluate/utxos", asked)["result"] == {"EvaluationResult": wanted}
-    assert upstream.asked[-1]["params"]["additionalUtxo"] == [
+    requests = json.dumps({"cbor": "84a0", "additionalUtxoSet": [output]})
+    assert post(frost, "/utils/txs/evaluate/utxos", requests)["result"] == {"EvaluationResult": wanted}
+    assert upstream.requests[-1]["params"]["additionalUtxo"] == [
         {
             "transaction": {"id": "00" * 32},
             "index": 1,

@@ -172,7 +172,7 @@ def test_clients_of_nodejs(modules: Path) -> None:
         account = {"delegate": {"id": "pool1x"}, "rewards": ada(7), "deposit": ada(2_000_000)}
         upstream.accounts = {address[29:57].hex(): account}
         base = f"http://127.0.0.1:{port}"
-        asked = {
+        requests = {
             "kupo": f"{base}/kupo",
             "ogmios": f"http://127.0.0.1:{front}",
             "blockfrost": f"{base}/blockfrost/preview/api/v0",
@@ -187,7 +187,7 @@ def test_clients_of_nodejs(modules: Path) -> None:
         (modules / "queries.mjs").write_text((HERE / "queries.mjs").read_text())
         command = ["node", "--no-warnings", "queries.mjs"]
         done = subprocess.run(
-            command, cwd=modules, input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=False
+            command, cwd=modules, input=json.dumps(requests), capture_output=True, text=True, timeout=120, check=False
         )
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]

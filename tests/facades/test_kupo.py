@@ -301,9 +301,9 @@ def test_a_cursor_of_a_rolled_back_block_is_refused() -> None:
         cursor = first.headers["x-next-cursor"]
         everything = api.ask("/kupo/matches?unspent").json()
         feed(api, Rollback(to=RollbackPoint(hash=chain[44].hash)))
-        gone = api.ask(f"/kupo/matches?limit=5&cursor={cursor}")
-        assert gone.status_code == 400
-        assert gone.json()["details"]["ancestor"] == point_of(chain[44])
+        removed = api.ask(f"/kupo/matches?limit=5&cursor={cursor}")
+        assert removed.status_code == 400
+        assert removed.json()["details"]["ancestor"] == point_of(chain[44])
         assert api.ask("/kupo/matches?unspent").json() != everything
         feed(api, *chain[45:50])
         assert api.ask("/kupo/matches?unspent").json() == everything

@@ -97,9 +97,9 @@ def test_outputs(front: Served) -> None:
     assert [each for each in found if "script" not in each] == [utxo(c) for c in own if not c.output.script_ref]
     reference = {"transaction": {"id": coin.txid.hex()}, "index": coin.number}
     spent = next(c for c in coins().values() if c.spend)
-    gone = {"transaction": {"id": spent.txid.hex()}, "index": spent.number}
+    removed = {"transaction": {"id": spent.txid.hex()}, "index": spent.number}
     with connect(front.ws) as socket:
-        [answer] = talk(socket, request(UTXO, outputReferences=[reference, gone]))
+        [answer] = talk(socket, request(UTXO, outputReferences=[reference, removed]))
     assert answer["result"] == [utxo(coin)]
     for coin in (c for c in coins().values() if c.output.script_ref and not c.spend):
         place = {"transaction": {"id": coin.txid.hex()}, "index": coin.number}
@@ -113,11 +113,11 @@ def test_outputs(front: Served) -> None:
 
 def test_other_requests_are_passed_on_in_order(front: Served) -> None:
     with connect(front.ws) as socket:
-        asked = [
+        queries = [
             *(request("queryLedgerState/epoch", 1), request(TIP, 2), request("nothing/known", 3), "not JSON"),
             *(request("queryLedgerState/protocolParameters", 4), request(TIP, 5)),
         ]
-        answers = talk(socket, *asked)
+        answers = talk(socket, *queries)
     assert [answer.get("id") for answer in answers] == [1, 2, 3, None, 4, 5]
     assert answers[0]["result"] == 13 and answers[4]["result"] == PARAMETERS
     assert answers[2]["error"] == {"code": -32601, "message": "no method nothing/known"}
@@ -132,9 +132,9 @@ def test_other_requests_are_passed_on_in_order(front: Served) -> None:
 
 
 def test_requests_on_an_acquired_state_are_passed_on(front: Served) -> None:
-    asked = request(UTXO, addresses=[CODEC.write(some().output.address)])
+    queries = request(UTXO, addresses=[CODEC.write(some().output.address)])
     with connect(front.ws) as socket:
-        talk(socket, request("acquireLedgerState", 1), asked, request("releaseLedgerState", 2), asked)
+        talk(socket, request("acquireLedgerState", 1), queries, request("releaseLedgerState", 2), queries)
     assert front.upstream.methods()[-3:] == ["acquireLedgerState", UTXO, "releaseLedgerState"]
 
 
@@ -144,12 +144,12 @@ def test_submitted_transactions_are_pending(front: Served, over: str) -> None:
     coin = live[0 if over == "ws" else 1]
     body = {0: [[coin.txid, coin.number]], 1: [{0: coin.output.address, 1: coin.output.value - 5}], 2: 5}
     raw = cbor2.dumps([body, {}, True, None])
-    asked = request("submitTransaction", transaction={"cbor": raw.hex()})
+    queries = request("submitTransaction", transaction={"cbor": raw.hex()})
     if over == "ws":
         with connect(front.ws) as socket:
-            [answer] = talk(socket, asked)
+            [answer] = talk(socket, queries)
     else:
-        answer = front.post(asked)
+        answer = front.post(queries)
     txid = read_transaction(raw).txid.hex()
     assert answer["result"]["transaction"]["id"] == txid
     assert front.api.get(f"/api/v1/txs/{txid}")["status"] == "unmined"

@@ -60,12 +60,12 @@ class FakeNode:
             self._made += 1
             parent = self.chain[-1]
             coinbase = made_coinbase(self._made.to_bytes(4, "little"), [made_output(50, b"\x51")])
-            txs, gone, come = [coinbase], [], [f"{txid_of(coinbase)},0,50,51"]
+            txs, removed, come = [coinbase], [], [f"{txid_of(coinbase)},0,50,51"]
             if parent in self.coinbases:
                 spent = txid_of(self.coinbases[parent])
                 outputs = [made_output(self._made, b"\x52"), made_output(0, b"\x6a\x01")]
                 txs.append(made_tx([made_input(bytes.fromhex(spent), 0)], outputs))
-                gone, come = [f"{spent},0,"], [*come, f"{txid_of(txs[1])},0,{self._made},52"]
+                removed, come = [f"{spent},0,"], [*come, f"{txid_of(txs[1])},0,{self._made},52"]
             txs += others
             for other in others:
                 self.pool.pop(txid_of(other), None)
@@ -73,21 +73,21 @@ class FakeNode:
             self.chain.append(hash_of(raw).hex())
             self.blocks[self.chain[-1]] = raw
             self.coinbases[self.chain[-1]] = coinbase
-            self.changes[self.chain[-1]] = gone, come
+            self.changes[self.chain[-1]] = removed, come
 
     def coins(self) -> list[str]:
         """Return the set at the tip as a daemon exports it."""
         lines: list[str] = []
-        for gone, come in (self.changes[each] for each in self.chain[1:]):
-            lines = [line for line in lines if not any(line.startswith(each) for each in gone)] + come
+        for removed, come in (self.changes[each] for each in self.chain[1:]):
+            lines = [line for line in lines if not any(line.startswith(each) for each in removed)] + come
         return lines
 
     def drop_last(self, depth: int) -> list[str]:
         """Go back by some blocks, but never the first; return them."""
         keep = max(len(self.chain) - depth, 1)
-        gone = self.chain[keep:]
+        removed = self.chain[keep:]
         del self.chain[keep:]
-        return gone
+        return removed
 
     def reorganise(self, depth: int, length: int) -> None:
         """Replace the last blocks by others."""
@@ -96,15 +96,15 @@ class FakeNode:
 
     def answer(self, method: str, parameters: Sequence[Any]) -> Any:
         """Answer one call."""
-        asked = list(parameters)
-        self.calls.append((method, asked))
+        requests = list(parameters)
+        self.calls.append((method, requests))
         if method in self.lies:
-            return self.lies[method](asked)
-        return self.truth(method, asked)
+            return self.lies[method](requests)
+        return self.truth(method, requests)
 
-    def truth(self, method: str, asked: list[Any]) -> Any:
+    def truth(self, method: str, requests: list[Any]) -> Any:
         """Answer as an honest node does."""
-        match method, asked:
+        match method, requests:
             case "getbestblockhash", []:
                 return self.chain[-1]
             case "getblockchaininfo", []:
@@ -220,11 +220,11 @@ class Ledger:
             persisted_height=None,
         )
 
-    def heard(self, kind: type[Inbound]) -> list[Any]:
+    def received(self, kind: type[Inbound]) -> list[Any]:
         return [message for message in self.others if isinstance(message, kind)]
 
     def network_tips(self) -> list[int]:
-        return [hello.network_tip.height for hello in self.heard(Hello) if hello.network_tip is not None]
+        return [hello.network_tip.height for hello in self.received(Hello) if hello.network_tip is not None]
 
 
 class Scenario:

@@ -70,7 +70,7 @@ class OgmiosServer:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.url = ""
-        self.asked: list[list[Any]] = []  # the points of every findIntersection
+        self.requests: list[list[Any]] = []  # the points of every findIntersection
         self.answered = 0  # nextBlock's
         self.last: Entry | None = None  # the last block chain_from
         self.connections = 0
@@ -141,7 +141,7 @@ class OgmiosServer:
             assert request["jsonrpc"] == "2.0"
             if request["method"] == "findIntersection":
                 points = request["params"]["points"]
-                self.asked.append(points)
+                self.requests.append(points)
                 found, entry = self._intersect(points)
                 at, fresh = (entry, not self.no_first_backward) if found else (at, fresh)
                 body = _result(intersection=_point_of(entry), tip=self._tip()) if found else self._nothing_found()

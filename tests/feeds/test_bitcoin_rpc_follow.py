@@ -118,16 +118,16 @@ def test_blocks_of_a_depth_are_reported_as_persisted() -> None:
     follow_events(
         ledger, fake, fake.mine, lambda: fake.reorganise(3, 3), lambda: fake.reorganise(3, 5), options=options
     )
-    persisted = ledger.heard(BlockPersisted)
+    persisted = ledger.received(BlockPersisted)
     assert [message.height for message in persisted] == [994, 1994, 2494, 2495, 2497]
     assert [message.hash.hex() for message in persisted] == [fake.chain[message.height] for message in persisted]
     persisted_before = replace(ledger.welcome(), persisted_height=2497)
     follower = Follower(Inside(fake), replace(options, to=fake.height + 0))
     anyio.run(ledger.hear_all, follower.messages(persisted_before))
-    assert len(ledger.heard(BlockPersisted)) == 5
+    assert len(ledger.received(BlockPersisted)) == 5
     fake, ledger = FakeNode(5), Ledger()
     follow_to_tip(ledger, fake, persisted_depth=6)
-    assert ledger.heard(BlockPersisted) == []
+    assert ledger.received(BlockPersisted) == []
 
 
 @pytest.mark.parametrize("depth", [*range(1, 13), *range(30, 41, 2)])
@@ -171,16 +171,16 @@ def test_the_stale_blocks_are_rolled_back(
 def test_a_node_that_is_behind_is_waited_for(why: str) -> None:
     fake, ledger, notices = FakeNode(20), Ledger(), list[str]()
     follow_to_tip(ledger, fake)
-    gone = fake.drop_last(15)
+    removed = fake.drop_last(15)
     if why == "it forgot":
-        blocks = [fake.blocks.pop(each) for each in gone]
+        blocks = [fake.blocks.pop(each) for each in removed]
     else:
-        blocks = [fake.blocks[each] for each in gone]
+        blocks = [fake.blocks[each] for each in removed]
         fake.headers = 15
 
     def come_nearer() -> None:
         assert len(ledger.chain) == 21
-        fake.chain.append(gone[fake.height - 5])
+        fake.chain.append(removed[fake.height - 5])
         fake.blocks[fake.chain[-1]] = blocks[fake.height - 6]
         fake.headers = 20 - fake.height if fake.headers else 0
 
@@ -197,8 +197,8 @@ def test_a_block_that_is_added_and_removed_between_two_requests_is_rolled_back()
     events: list[Callable[[], object]] = [fake.mine, partial(fake.drop_last, 1)]
 
     def before() -> None:
-        asked = fake.calls and fake.calls[-1][0] == "getbestblockhash"
-        if (len(events) == 2 and asked) or (len(events) == 1 and ledger.chain == fake.chain):
+        requests = fake.calls and fake.calls[-1][0] == "getbestblockhash"
+        if (len(events) == 2 and requests) or (len(events) == 1 and ledger.chain == fake.chain):
             events.pop(0)()
 
     def rest() -> None:

@@ -49,7 +49,7 @@ def digest(number: int) -> bytes:
 
 
 def submitted(ledger: Ledger) -> list[str]:
-    return [message.tx.txid.hex() for message in ledger.heard(TxSubmitted)]
+    return [message.tx.txid.hex() for message in ledger.received(TxSubmitted)]
 
 
 class Pool:
@@ -107,7 +107,7 @@ def test_each_transaction_is_submitted_once() -> None:
     a, b, c = (paying(value) for value in (1, 2, 3))
     pool = Pool(a, b).then().then(c).then()
     assert pool.sent() == named(("submitted", a), ("submitted", b), ("submitted", c))
-    txs = [message.tx for message in pool.ledger.heard(TxSubmitted)]
+    txs = [message.tx for message in pool.ledger.received(TxSubmitted)]
     assert [(tx.raw, tx.size) for tx in txs] == [(raw, len(raw)) for raw in (a, b, c)]
     assert txs[0].inputs == [(bytes(range(32)), 0)]
     assert [(output.address, output.value) for output in txs[0].outputs] == [(b"\x51", 1)]
@@ -194,7 +194,7 @@ def test_a_refused_withdrawal_is_repeated_where_that_may_help(code: str, retryab
     pool = Pool(A).then(NEW, go=(A,)).then().then().then().then()
 
     def refuse(follower: Follower, message: Inbound) -> None:
-        withdrawals = len(pool.ledger.heard(TxWithdrawn))
+        withdrawals = len(pool.ledger.received(TxWithdrawn))
         if isinstance(message, TxWithdrawn) and withdrawals < times:
             follower.kept(message.txids[0], Error(seq=1, code=code, message="no", retryable=retryable))
         if isinstance(message, TxSubmitted) and 0 < withdrawals < times:
@@ -238,7 +238,7 @@ def test_many_transactions_do_not_delay_a_block(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(Scenario.Over):
         follow(ledger, Inside(fake, events.next), WITH_MEMPOOL)
     assert submitted(ledger) == offered and ledger.chain == fake.chain
-    calls = [(method, asked) for method, asked in fake.calls if method in ("getrawtransaction", "getblock")]
+    calls = [(method, requests) for method, requests in fake.calls if method in ("getrawtransaction", "getblock")]
     assert "getblock" in [method for method, _ in calls[15:30]]
 
 
@@ -313,10 +313,12 @@ def test_a_refused_transaction_delays_nothing(tmp_path: Path, message: Inbound, 
         reported.append((txid, error.code))
 
     link = Link(tmp_path / "s", notice=notices.append, refused=report, kept=report, patience_s=0)
-    with fake_daemon(tmp_path / "s", (BITCOIN, [UNAVAILABLE | {"code": code, "retryable": retryable}, ACK])) as heard:
+    with fake_daemon(
+        tmp_path / "s", (BITCOIN, [UNAVAILABLE | {"code": code, "retryable": retryable}, ACK])
+    ) as received:
         anyio.run(feed_link, link, message, BlockPersisted(height=1))
     kind = type(message).__name__
-    assert (reported, notices, heard) == ([(bytes(32), code)], [], ["Hello", kind, "BlockPersisted"])
+    assert (reported, notices, received) == ([(bytes(32), code)], [], ["Hello", kind, "BlockPersisted"])
 
 
 @pytest.mark.parametrize(("message", "hears"), [(SUBMITTED, False), (BlockPersisted(height=1), True)])

@@ -128,7 +128,7 @@ def test_an_empty_daemon_gets_genesis_and_every_block() -> None:
     chain = blocks(250)
     with serving(chain) as server:
         messages = follow(server.url, to_height=250, genesis=GENESIS)
-        assert server.asked == [["origin"]]
+        assert server.requests == [["origin"]]
     assert messages[0] == GENESIS
     assert heights(messages[1:]) == list(range(1, 251))
     assert tips_after(messages[1:]) == [bytes.fromhex(entry.id) for entry in chain]
@@ -141,7 +141,7 @@ def test_a_feed_continues_after_the_intersection(repeats: bool) -> None:
     with serving(chain) as server:
         server.no_first_backward = not repeats
         assert heights(follow(server.url, welcome(chain[:20]), to_height=30, genesis=GENESIS)) == list(range(21, 31))
-        assert server.asked[0][0] == chain[19].point()
+        assert server.requests[0][0] == chain[19].point()
         messages = follow(server.url, welcome(other), to_height=17)
         assert messages[0] == back_to(chain[14]) and heights(messages[1:]) == [16, 17]
         assert heights(follow(server.url, to_height=2)) == [1, 2]
@@ -150,11 +150,11 @@ def test_a_feed_continues_after_the_intersection(repeats: bool) -> None:
 def test_without_a_common_point_the_daemon_rolls_back_to_the_origin_if_it_can() -> None:
     with serving(blocks(5)) as server:
         messages = follow(server.url, welcome(blocks(3, branch="other")), to_height=2, genesis=GENESIS)
-        assert server.asked.pop()[-1] == "origin"
+        assert server.requests.pop()[-1] == "origin"
         assert messages[0] == Rollback(to="origin")
         assert heights(messages[1:]) == [1, 2]
         what = fails(server.url, welcome(blocks(3, branch="other"), floor=True))
-        assert "origin" not in server.asked[0]
+        assert "origin" not in server.requests[0]
     assert "none of the daemon's 3 points up to height 3 is on the server's chain" in what
     assert "No intersection found. (code 1000)" in what
     assert "\n" not in what
@@ -300,10 +300,10 @@ def test_boundary_blocks_have_slots_and_points() -> None:
         slots = [each.slot for each in messages if isinstance(each, BlockApplied)]
         assert slots == [0, 3, 21_600, 21_600, 21_601, 21_602]
         for known in range(1, len(chain)):
-            server.asked.clear()
+            server.requests.clear()
             more = follow(server.url, welcome(chain[:known]), to_height=4)
             assert tips_after(more, chain[:known]) == tips_after(messages)
-            assert server.asked[0][0] == chain[known - 1].point()
+            assert server.requests[0][0] == chain[known - 1].point()
 
         assert heights(follow(server.url, to_height=1)) == [0, 1, 1]
         assert heights(follow(server.url, to_height=0)) == [0]

@@ -47,7 +47,7 @@ def test_any_first_block_gives_the_same_blocks(known: int, expected: list[BlockA
         assert after(server, known, notices=notices) == expected[known:]
         read_again = sum("again to find the vouchers" in line for line in notices)
         assert read_again == (known <= FIRST_OF_ALLEGRA)
-        assert (["origin"] in server.asked) == bool(read_again)
+        assert (["origin"] in server.requests) == bool(read_again)
 
 
 def test_a_single_point_before_allegra_is_verified(expected: list[BlockApplied]) -> None:
@@ -56,7 +56,7 @@ def test_a_single_point_before_allegra_is_verified(expected: list[BlockApplied])
             at = welcome(server.chain[known - 1 : known], floor=True)
             messages = follow(server.url, at, to_height=LAST, genesis=SEED)
             assert [carried(each) for each in messages if isinstance(each, BlockApplied)] == expected[known:]
-            assert server.asked[-1] == ["origin"]
+            assert server.requests[-1] == ["origin"]
 
 
 def other_branch(chain: Chain) -> Chain:

@@ -75,12 +75,12 @@ class Tree:
             start_new_session=True,
         )
         try:
-            said, _ = process.communicate(timeout=_LONGEST_S)
+            reported, _ = process.communicate(timeout=_LONGEST_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             return UNCLEAR, f"the tests did not end in {_LONGEST_S:g} s"
-        lines = said.splitlines()
+        lines = reported.splitlines()
         failed = next((line for line in reversed(lines) if line.startswith(("FAILED ", "ERROR "))), "")
         if process.returncode == 0:
             return SURVIVED, lines[-1] if lines else ""
@@ -97,18 +97,18 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="only list them")
     parser.add_argument("--whole", action="store_true", help="run the whole suite for what its own tests do not catch")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutation first")
-    asked = parser.parse_args()
+    requests = parser.parse_args()
     chosen = {
         name: mutation
         for name, mutation in load().items()
-        if any(fnmatch(name, pattern) or name.startswith(f"{pattern}/") for pattern in asked.names)
+        if any(fnmatch(name, pattern) or name.startswith(f"{pattern}/") for pattern in requests.names)
     }
     places = {name: mutation.place(ROOT) for name, mutation in chosen.items()}
-    if asked.list or not chosen:
+    if requests.list or not chosen:
         for name, mutation in chosen.items():
             print(f"{name:14} {places[name]}: {mutation.breaks}")
         return 0 if chosen else 2
-    return run(chosen, places, asked.n, whole=asked.whole, trusts=asked.trust)
+    return run(chosen, places, requests.n, whole=requests.whole, trusts=requests.trust)
 
 
 def run(chosen: dict[str, Mutation], places: dict[str, str], at_once: int, *, whole: bool, trusts: bool) -> int:
