@@ -23,7 +23,7 @@ def paths(address: str, count: int) -> dict[str, str]:
 
 
 class Streamed(Struct, frozen=True):
-    """What came of a large address."""
+    """The results for a large address."""
 
     outputs: int
     seconds: float

@@ -140,7 +140,7 @@ def _run(chunks: Path, network: str, path: Path) -> float:
 
 @contextmanager
 def _sink(path: Path) -> Iterator[Path]:
-    """Listen on a socket, say that nothing is there yet, and acknowledge everything."""
+    """Listen on a socket, report an empty store, and acknowledge every message."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()

@@ -85,7 +85,7 @@ class _Connection(asyncio.Protocol):
         self.failures += not self._transport.is_closing()
 
     def reset(self) -> None:
-        """Forget what was measured so far."""
+        """Discard earlier measurements."""
         self.took.clear()
         self.received = self.failures = 0
 

@@ -28,7 +28,7 @@ _KINDS = ("classic", "mmr")
 
 
 class Figures(msgspec.Struct):
-    """What a catch-up came to."""
+    """The results of a catch-up."""
 
     txs_per_s: list[float] = []
     back_ms: list[float] = []

@@ -73,7 +73,7 @@ class OldSet(msgspec.Struct, frozen=True):
         raise click.ClickException(f"the measured blocks spend more than the {self.outputs} outputs of the old set")
 
     def _uniform(self, random: Random) -> Iterator[int]:
-        """Shuffle all numbers, but remember only what was moved."""
+        """Shuffle all numbers, but store only those that moved."""
         moved = dict[int, int]()
         for last in range(self.outputs - 1, -1, -1):
             at = random.randint(0, last)
@@ -120,7 +120,7 @@ def paid_to(chance: float, own: bytes) -> bytes:
 
 @lru_cache(_REUSED + 1)
 def address(name: bytes) -> bytes:
-    """Return the address that a name stands for."""
+    """Return the address of a name."""
     return b"\x00\x14" + blake2b(name, digest_size=20).digest()
 
 

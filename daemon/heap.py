@@ -23,14 +23,14 @@ _MOST_HELD = 256 << 20  # bytes of this process; above that everything large is 
 
 
 def keep_heap_small() -> None:
-    """Let every block of a MiB or more be a mapping of its own, whose memory is returned when the block is freed."""
+    """Allocate every block of a MiB or more as a separate mapping, which is unmapped when the block is freed."""
     mallopt = _of_glibc("mallopt")
     mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     mallopt(_M_TRIM_THRESHOLD, _USUAL_KEPT)
 
 
 def keep_heap_ready() -> None:
-    """Let the arrays of large commits come from the heap.
+    """Allocate the arrays of large commits on the heap.
 
     To map an array, and to touch each of its pages for the first time, takes longer than what is computed with it. But
     a heap from which such arrays are allocated grows, by some MB in a thousand commits.
@@ -48,7 +48,7 @@ class Heap:
         self.ready = False
 
     def committed(self, blocks: int) -> None:
-        """Note how many blocks the last commit had: the next one will be similar."""
+        """Configure the heap by the number of blocks in the last commit: the next one will be similar."""
         ready = blocks >= _MANY and _held() < _MOST_HELD
         if ready != self.ready:
             self.ready = ready
@@ -63,7 +63,7 @@ def _held() -> int:
 
 
 def give_back() -> None:
-    """Give all free pages of the heap back to the system, also those between blocks that are in use."""
+    """Return all free pages of the heap to the system, also those between blocks that are in use."""
     _of_glibc("malloc_trim")(0)
 
 

@@ -71,7 +71,7 @@ async def open_listener(path: Path, environ: Mapping[str, str]) -> ListeningSock
 
 
 def refuse_if_taken(path: Path) -> None:
-    """Leave the socket of a process that listens alone; one that was left behind may be replaced.
+    """Refuse to replace the socket of a listening process; a stale one may be replaced.
 
     Raises:
         OSError: another process listens there.
@@ -90,7 +90,7 @@ def refuse_if_taken(path: Path) -> None:
 async def keep_listening(
     listening: ListeningSocket, path: Path, environ: Mapping[str, str], connections: Connections
 ) -> None:
-    """Let clients in until cancelled; when the socket's file was removed, listen on a new one."""
+    """Accept clients until cancelled; if the socket's file is removed, listen on a new one."""
     while True:
         async with listening.listener, anyio.create_task_group() as both:
             both.start_soon(connections.admit, listening.listener)
@@ -122,7 +122,7 @@ class Connections:
         self._logged_at = float("-inf")
 
     async def admit(self, listener: SocketListener) -> None:
-        """Let clients in, each into a task of its own, until cancelled."""
+        """Accept clients, each in a separate task, until cancelled."""
         while True:
             try:
                 stream = await listener.accept()
@@ -151,7 +151,7 @@ class Connections:
             self.open.discard(connection)
 
     def _may_connect(self, uid: int) -> bool:
-        """Return whether a user may have one more connection: one user alone can't shut the others out."""
+        """Return whether a user may open another connection: a single user cannot use up all of them."""
         if uid in self._hub.admins:
             return len(self.open) < self._most
         own = sum(connection.uid == uid for connection in self.open)
@@ -167,7 +167,7 @@ class Connections:
 
 
 def most_clients() -> int:
-    """Return how many clients there can be.
+    """Return the maximum number of clients.
 
     Raises:
         OSError: the limit of open files allows hardly any.
@@ -199,13 +199,13 @@ def admins(configured: tuple[int, ...]) -> frozenset[int]:
 
 
 def hidden_users(uids: Iterable[int], uid_map: str) -> list[int]:
-    """Return the users that a user namespace does not show: a process inside of it cannot distinguish them."""
+    """Return the users that a user namespace does not map: a process inside it cannot distinguish them."""
     ranges = [tuple(map(int, line.split())) for line in uid_map.splitlines()]
     return [uid for uid in uids if not any(first <= uid < first + length for first, _, length in ranges)]
 
 
 def _file(path: Path | None) -> tuple[int, int] | None:
-    """Return which file is there, None without one."""
+    """Return the identity of the file, None if there is none."""
     try:
         found = None if path is None else path.lstat()
     except OSError:

@@ -32,7 +32,7 @@ _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
 class Finding(Struct, frozen=True):
-    """What was found; `advice` says what to do, where something is to be done."""
+    """The result of a check, with `advice` if there is a problem."""
 
     check: str
     state: State

@@ -353,7 +353,7 @@ def _claim(path: Path) -> MetricsFile | None:
 
 
 def _read(path: Path, kind: type[_T]) -> tuple[_T | None, bool]:
-    """Return the content of a file, None where nothing can be read, and whether its process lives."""
+    """Return the content of a file, None if it cannot be read, and whether its process is running."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -22,7 +22,7 @@ def stay_meanwhile() -> None:
 
 
 def receiver() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
-    """Receive every signal that `heed` knows."""
+    """Receive every signal that `heed` handles."""
     return anyio.open_signal_receiver(*_LEAVE, *_STAY)
 
 

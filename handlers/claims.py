@@ -25,9 +25,9 @@ def spend(
     only_check: bool = False,
     keeps_loser: bool = False,
 ) -> bytes | None:
-    """Spend outputs for `txid`, all or none; `wanted` are the hashes that the caller knows of them.
+    """Spend outputs for `txid`, all or none; `wanted` are their hashes, if the caller has them.
 
-    `is_new` says that the spender has no record yet: then a parent that is gone can't be excused. With `only_check`
+    `is_new` means that the spender has no record yet: then a missing parent is an error. With `only_check`
     nothing is changed. With `keeps_loser` the spender may be recorded as conflicting: if others have all the outputs
     that it can't spend, it spends nothing, and who has the first of them is returned.
 

@@ -140,7 +140,7 @@ def readmit(view: TxView, txid: bytes, wanted: Mapping[int, bytes] | None = None
     if not view.need(txid).conflicting:
         return False
     refuse_if_in_chain(view, txid)
-    # A parent that is gone was spent by others: it is no excuse here.
+    # A deleted parent was spent by others, so it is an error here too.
     spend(view, txid, view.inputs(txid), view.height + 1, wanted=wanted, is_new=True)
     set_conflicting(view, txid, on=False)
     return True

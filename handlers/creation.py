@@ -62,7 +62,7 @@ def acquire(view: TxView, txid: bytes, owner: bytes, records: int, now: float) -
 
 
 def orphaned(transactions: Transactions, lock: Lock) -> bool:
-    """Return whether a lock's owner is gone for sure.
+    """Return whether a lock's owner has certainly ended.
 
     It was another process, and one at a time has the store; or it has ended here, and could not give the lock back.
     """
@@ -174,7 +174,7 @@ class Creation:
     async def _release(self, write: Write) -> None:
         try:
             await write(self.end)
-        except StoreFull as error:  # what was created stands; the lock is there, and counts no more
+        except StoreFull as error:  # the created data is kept; the lock remains without effect
             given_up, now = self.transactions.given_up, self._clock()
             for owner in [owner for owner, ends in given_up.items() if ends <= now]:
                 del given_up[owner]

@@ -1,6 +1,6 @@
 """Deletion of transactions: which are due, what prevents it, and the marks that their parents keep.
 
-A step goes through a limited number of entries of an index, from the lowest height on, and says where the next one
+A step processes a limited number of entries of an index, from the lowest height on, and returns where the next one
 continues. So a record that can't be read, or must stay, is examined once a cycle and never stops it.
 """
 
@@ -25,7 +25,7 @@ from storage.disk import Db, Txn
 from storage.errors import Damaged
 from storage.pool_layout import HASH, Record, claimant
 
-# A record that decodes may still say nonsense: a page size of nothing, a number that no key can hold.
+# A record that decodes may still have invalid values: a page size of 0, a number that exceeds the keys.
 UNREADABLE = (Damaged, ValueError, ArithmeticError, struct.error)
 
 
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 class Step(Struct):
     """What a step did, by the names of the journal, and what is left to other steps.
 
-    `skipped` says why transactions that are due stay, `errors` which records can't be read. `left` are further pages of
+    `skipped` has the reasons why due transactions are kept, `errors` unreadable ones. `left` are further pages of
     deleted transactions, `with_blobs` transactions whose blobs have to be deleted first. The following step continues
     behind `next`, if there is more.
     """

@@ -66,7 +66,7 @@ class _Visit(Struct):
 
 
 async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
-    """Evict until there is space for a large submission, in commits of its own; return how many transactions went.
+    """Evict until there is space for a large submission, in separate commits; return the number of evicted ones.
 
     Raises:
         TxFault: `PENDING_FULL`, and as `Evictor.make_room`.
@@ -94,7 +94,7 @@ class Evictor:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what an attempt at this write has done."""
+        """Reset the results of an attempt at this write."""
         if self._wrote:
             self._path.clear()
         self._gone = {reason: _Gone() for reason in _CAUSES}
@@ -197,7 +197,7 @@ class Evictor:
     # --- a step --------------------------------------------------------------------------------------------------
 
     def _step(self, view: TxView, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
-        """Evict whole packages while that is wanted, as far as one step goes."""
+        """Evict whole packages while needed, up to the limit of one step."""
         rows, self._wrote, passed = _ROWS, True, set(spared)
         if self._path and next(iter(self._path)) in passed:
             self._path.clear()
@@ -216,7 +216,7 @@ class Evictor:
         """
         txid, at = next(reversed(self._path.items()))
         record = view.record(txid)
-        if record is None or record.unmined_since is None:  # a block has it meanwhile, or it went
+        if record is None or record.unmined_since is None:  # a block contains it meanwhile, or it was removed
             del self._path[txid]
             return 1
         rows = 1

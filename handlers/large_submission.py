@@ -94,7 +94,7 @@ class Outline(ABC):
 
 
 def find(message: bytes | bytearray, encoding: wire.Encoding) -> Outline | None:
-    """Return what a long message submits; None where only `wire.decode` can say what it is.
+    """Return what a long message submits; None where only `wire.decode` can determine it.
 
     Raises:
         Refused: it would take long to decode.

@@ -90,7 +90,7 @@ def put_page(
 ) -> None:
     """Store one page of a new transaction, with its names; its bytes are a blob already, if they are to be one.
 
-    `is_new` says that nothing of the transaction is stored yet.
+    `is_new` means that no part of the transaction is stored yet.
     """
     txid, rows = tx.txid, view.rows
     names = bodies.names(txid, _part(tx, record, number), number * record.page_size)

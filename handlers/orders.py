@@ -65,7 +65,7 @@ class Order(Struct, eq=False):
         return self.event.tx.inputs if isinstance(self.event, TxSubmitted) else ()
 
     def carry_out(self, view: TxView) -> None:
-        """Do what the message says, or find why not."""
+        """Apply the message, or return the reason of its refusal."""
         event, evictor, self.refused = self.event, self.tx_blocks.evictor, None
         try:
             if isinstance(event, TxSubmitted):  # checks before it writes, so it needs no transaction inside

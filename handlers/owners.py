@@ -23,7 +23,7 @@ from storage.reassigned import KINDS, TABLE, Given, ReassignedStore
 
 
 class Moved(NamedTuple):
-    """What reassignments change in a list: the numbers that it has no longer, and the owners of those that it has."""
+    """Changes of a list by reassignments: the removed numbers, and the owners of the others."""
 
     away: Numbers
     given: dict[int, Given]
@@ -41,7 +41,7 @@ class Owners:
             self._store = None
 
     def of(self, txid: bytes, index: int, height: int | None = None) -> Given | None:
-        """Return to whom an output was given, None while it belongs to its first owner."""
+        """Return the new owner of an output, None while it belongs to its first owner."""
         moves = None if self._store is None else self._store.find(self._txn, txid, index)
         return None if moves is None else moves.owner(self._height if height is None else height)
 
@@ -51,7 +51,7 @@ class Owners:
         return self._store is None or (self._known and not self.given)
 
     def among(self, stored: Stored, numbers: list[int]) -> dict[int, Given]:
-        """Return to whom some of these outputs were given, by number."""
+        """Return the new owners of the reassigned ones of these outputs, by number."""
         if self._known:
             return {number: self.given[number] for number in numbers if number in self.given}
         homes = stored.homes(np.unique(np.array(numbers, np.int64)))
@@ -64,9 +64,9 @@ class Owners:
         return found.address if given is None else given.address
 
     def walk(self, stored: Stored, where: Listed) -> Moved | None:
-        """Return what reassignments change in a list, and remember it for queries about its outputs.
+        """Return what reassignments change in a list, and keep it for queries about its outputs.
 
-        None says that they change nothing.
+        None means that they change nothing.
         """
         moved, self._known = self._moved(stored, where), where[0] in KINDS
         self.given = {} if moved is None else moved.given

@@ -7,7 +7,7 @@ from storage.pool_layout import Page, Record
 
 
 class ParentMarks:
-    """What parents remember of the transactions that a step deletes; the children of a page are searched in a set."""
+    """The marks that parents keep of the transactions that a step deletes; a page's children are searched in a set."""
 
     def __init__(self, view: TxView) -> None:
         self._view = view
@@ -26,7 +26,7 @@ class ParentMarks:
         return self._children[txid, number]
 
     def mark(self, txid: bytes, number: int, child: bytes, *, spends: bool) -> None:
-        """Remember on a page that a child is gone; `spends` says that an output there names it as the spender."""
+        """Record on a page that a child was deleted; `spends` means that an output there names it as the spender."""
         page, children = self.page(txid, number), self.children(txid, number)
         assert page is not None
         if not spends and isinstance(page, Record):
@@ -41,5 +41,5 @@ class ParentMarks:
             self._view.rows.put_page(txid, number, page)
 
     def forget(self, txid: bytes, record: Record) -> None:
-        """Forget a transaction that goes itself."""
+        """Drop the marks of a transaction that is deleted itself."""
         self.pages.difference_update((txid, number) for number in range(record.pages + 1))

@@ -17,7 +17,7 @@ Key = tuple[str, int]  # an index, and a prefix in it
 
 
 class Stretch(NamedTuple):
-    """No output with a number from `low` to below `high` lives at block `ordinal`."""
+    """No output with a number from `low` to below `high` is unspent at block `ordinal`."""
 
     low: int
     high: int
@@ -39,7 +39,7 @@ class Passed:
         return stretches[at]
 
     def keep(self, key: Key, found: Stretch) -> None:
-        """Remember a stretch, joined with those that it touches."""
+        """Add a range, joined with adjacent ones."""
         stretches = self._known.pop(key, [])
         joined = [each for each in stretches if each.low <= found.high and found.low <= each.high]
         rest = [each for each in stretches if each not in joined]

@@ -52,7 +52,7 @@ class Cycle:
     """One cycle; `job` has what it did, `facts` those that were not published yet."""
 
     def __init__(self, tables: Tables, job: Job, *, sweeps: bool, stored: bool, journaled: bool) -> None:
-        """Take the job. `sweeps` says whether orphan blobs are searched for, `stored` whether the journal has the job.
+        """Take the job. `sweeps` is whether orphan blobs are searched for, `stored` whether the journal has the job.
 
         With `journaled` the journal gets the job even if there is nothing to do: the cycle before it failed.
         """

@@ -91,7 +91,7 @@ class Pruner:
                 self._failed(job, "interrupted: the daemon ended before the cycle did")
 
     def hold(self, request: Request, reason: str) -> None:
-        """Let a cycle wait; its job says why."""
+        """Postpone a cycle; its job has the reason."""
         self.numbers.held_back[reason] = self.numbers.held_back.get(reason, 0) + 1
         held = self._held or self._new(request)
         if held.reason != reason:

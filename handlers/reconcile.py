@@ -53,7 +53,7 @@ class _Stored(Struct):
 
 
 def adopt(view: TxView, tx: Tx, record: Record) -> Repair | None:
-    """Let a record say what the block's transaction of its id says.
+    """Rewrite a record to match the transaction with its id in a block.
 
     What the record claims and the block's transaction does not spend is released.
     """
@@ -85,7 +85,7 @@ def adopt(view: TxView, tx: Tx, record: Record) -> Repair | None:
 
 
 def _alike(tx: Tx, record: Record) -> bool:
-    """Return whether a record of a few plain outputs says the same; False may be wrong."""
+    """Return whether a record of a few plain outputs agrees; False may be a false negative."""
     if tx.previous is not None or record.reassignments or not record.inline or record.total != len(tx.outputs):
         return False
     return record.packed == pack_outpoints(tx.inputs) and record.names == b"".join(bodies.names(tx.txid, tx.outputs))
@@ -116,7 +116,7 @@ def keep_bytes(view: TxView, tx: Tx, record: Record) -> None:
         record.partial = not tx.inputs and not tx.coinbase
         if record.external and tx.raw is not None:
             view.transactions.blobs.put(blob_name(tx.txid, partial=record.partial), tx.raw)
-    except BlobFailed as error:  # the block stands, whatever becomes of the bytes
+    except BlobFailed as error:  # the block is applied, even if storing the bytes fails
         log.error("blob_not_stored", txid=tx.txid.hex(), error=str(error))
     inputs, previous = (tx.inputs, tx.previous) if tx.valid else (tx.collateral, None)
     view.rows.put_body(tx.txid, record, Body(inputs, None if record.external else tx.raw, previous))
@@ -153,7 +153,7 @@ def _agree_claims(view: TxView, txid: bytes, found: ChainTx | None, stored: _Sto
 
 
 def _agree_mined(view: TxView, found: ChainTx, record: Record, stored: _Stored) -> Repair | None:
-    """Rewrite the record of a transaction in the active chain as the chain has it, if it says anything else."""
+    """Rewrite the record of a transaction in the active chain from the chain, if they differ."""
     right, there = _right(view, found, stored), view.chain.record(view.txn, found)
     in_step = record.mined and not record.conflicting and there.main_ids[0] in record.main_ids
     if right == stored.rows and in_step:
@@ -251,7 +251,7 @@ def forget_failed(view: TxView, txid: bytes) -> None:
 
 
 def let_go(view: TxView, txid: bytes, spent: list[OutPoint]) -> None:
-    """Release what a transaction spent in a block that is gone, but for what it claims while it waits."""
+    """Release what a transaction spent in a block that was rolled back, except the claims of its submission."""
     inputs = view.inputs(txid) if _waits(view, txid) else []
     _release_unlisted(view, txid, spent, inputs)
 

@@ -33,10 +33,10 @@ class Removal:
 
     def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs
-        self.blobs: list[str] = []  # to be deleted, if their transactions are gone: a write may fail
+        self.blobs: list[str] = []  # to be deleted if their transactions were removed: a write may fail
 
     def remove(self, view: TxView, txid: bytes, record: Record) -> None:
-        """Remove a transaction; whatever builds on it is gone already, or goes in the same write."""
+        """Remove a transaction; its descendants were removed before, or are removed in the same write."""
         view.release_inputs(txid)
         enter_child(view, txid, on=False)
         if record.external:
@@ -77,7 +77,7 @@ class Removal:
         return list(found)
 
     def _check(self, view: TxView, txid: bytes, why: str) -> bool:
-        """Return whether a transaction that may be withdrawn is known. `why` says what it builds on.
+        """Return whether a withdrawable transaction exists. `why` is the part of an error that names its ancestor.
 
         Raises:
             TxFault: it may not: `CREATING`, `IN_CHAIN`, or `FROZEN`.

@@ -160,7 +160,7 @@ class Written:
         self._size = 0
 
     def keep_created(self, ordinal: int, created_at: str) -> None:
-        """Remember the part that the outputs of a block share."""
+        """Cache the part that the outputs of a block share."""
         if len(self.created_parts) >= _BLOCKS:
             self.created_parts.clear()
         self.created_parts[ordinal] = created_at

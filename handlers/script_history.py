@@ -165,7 +165,7 @@ def find_transaction(shot: Snapshot, txid: bytes) -> TxFound | None:
 
 
 def locate(shot: Snapshot, txid: bytes) -> Located | None:
-    """Return where a transaction is in the chain, None if the store does not know it."""
+    """Return where a transaction is in the chain, None if it is not in the store."""
     found = find_transaction(shot, txid)
     return None if found is None else located(shot, found)
 

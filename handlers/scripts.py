@@ -32,7 +32,7 @@ def read_reference(reference: bytes) -> Script | None:
 def search_script(shot: Snapshot, script_hash: bytes) -> Iterator[Script | None]:
     """Search for the script with a hash: yield None now and then, so that others get a turn, and at last the script.
 
-    It is known while an output carries it that lives, or was spent in the window.
+    It is available while an output contains it that is unspent, or was spent in the window.
 
     Raises:
         NoIndex: the index by script is not kept.

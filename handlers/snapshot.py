@@ -293,7 +293,7 @@ class Snapshot:
         return None if found is None else self.utxo(found)
 
     def find_entry(self, txid: bytes, index: int) -> Entry | None:
-        """Return an output that lives, or that a rollback may restore, with its owner."""
+        """Return an output that is unspent, or that a rollback may restore, with its owner."""
         found = self.as_created(txid, index)
         if found is None:
             return None

@@ -28,7 +28,7 @@ class Spenders:
         self._blocks: dict[int, dict[int, SpentBy]] = {}
 
     def of(self, row: Row) -> SpentBy | None:
-        """Return who spent an output, None while it lives.
+        """Return the spender of an output, None while it is unspent.
 
         Raises:
             Damaged: the undo log of the spender's block does not contain it.

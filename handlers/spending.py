@@ -19,7 +19,7 @@ _UNSPENT = (b"", FROZEN)  # in place of a spender
 
 
 class Rules(Struct, frozen=True):
-    """What the configuration says of transactions."""
+    """The settings of transactions."""
 
     batch_size: int = 20_000
     retention: int = 288
@@ -101,7 +101,7 @@ def slot_fault(
 ) -> Fault | None:
     """Return why `by` may not spend a slot; a slot that it has spent already is no fault.
 
-    `wanted` is the output's hash as the caller knows it, if it does.
+    `wanted` is the expected hash of the output, if the caller has one.
     """
     if row is None:
         return Fault("UTXO_NOT_FOUND")
@@ -143,7 +143,7 @@ def frozen(row: bytes) -> bool:
 
 
 def settle(record: Record, height: int, retention: int) -> None:
-    """Set or clear `delete_at` as the rule says.
+    """Set or clear `delete_at` according to the rule.
 
     It is set when everything is spent and the transaction is mined on the longest chain, and then only ever raised; a
     conflicting transaction's is set once.
@@ -179,7 +179,7 @@ def mine(
 ) -> None:
     """Enter a block, once by its id. Being mined ends a creation and unlocks.
 
-    What was entered first stays, unless this is `certain`: then it is what the active chain says.
+    An existing entry is kept, unless the new one is `certain`, which means that the active chain has it.
     """
     if block_id not in record.block_ids:
         record.block_ids = (*record.block_ids, block_id)

@@ -83,7 +83,7 @@ def set_mined(view: TxView, txid: bytes, at: Mined, *, longest: bool = True, uns
 
 
 def refuse_if_in_chain(view: TxView, txid: bytes, code: str = "IN_CHAIN", *, block_id: int | None = None) -> None:
-    """Refuse to change what the active chain says of a transaction.
+    """Refuse to change data of a transaction that the active chain determines.
 
     Raises:
         TxFault: `code`: the chain has it, in the block `block_id` if that is given.
@@ -198,7 +198,7 @@ def reassign(view: TxView, outpoint: OutPoint, new_hash: bytes, address: bytes) 
 
 
 def _first_owner(view: TxView, outpoint: OutPoint) -> bytes | None:
-    """Return to whom the chain says that an output belongs, if it has it."""
+    """Return the owner of an output according to the chain, if the chain has the output."""
     found = view.chain.find(view.txn, outpoint[0])
     if found is None or view.chain.slot(view.txn, found, outpoint[1]) is None:
         return None
@@ -227,7 +227,7 @@ def _fault(outpoint: OutPoint, fault: Fault) -> TxFault:
 
 
 def preserve(view: TxView, txid: bytes, until: int) -> bool:
-    """Keep a transaction until a height, whatever the rule says; return False when it is not known."""
+    """Keep a transaction until a height, regardless of the rule; return False for an unknown one."""
     if view.get(txid) is None:
         return False
     record = view.need(txid)
@@ -237,7 +237,7 @@ def preserve(view: TxView, txid: bytes, until: int) -> bool:
 
 
 def set_conflicting(view: TxView, txid: bytes, *, on: bool) -> None:
-    """Say that a transaction conflicts with another, or does no longer; its parents remember it.
+    """Mark a transaction as conflicting, or remove the mark; its parents record it.
 
     Raises:
         TxFault: `TX_NOT_FOUND`.
@@ -251,7 +251,7 @@ def set_conflicting(view: TxView, txid: bytes, *, on: bool) -> None:
 
 
 def enter_child(view: TxView, txid: bytes, *, on: bool) -> None:
-    """Enter a transaction at its parents as a conflicting child, or remove it; who is gone is not made again."""
+    """Add a transaction to its parents as a conflicting child, or remove it; a deleted parent is not recreated."""
     for parent in dict.fromkeys(parent for parent, _ in view.inputs(txid)):
         record = view.record(parent)
         if record is None and on and view.get(parent) is not None:

@@ -51,7 +51,7 @@ def _add_many(shot: Snapshot, adder: Adder, numbers: Numbers) -> None:
             adder.add(records, bodies)
             read += len(which)
     if read < len(numbers):
-        shot.outputs(numbers.tolist())  # which says what is not there
+        shot.outputs(numbers.tolist())  # its error names what is missing
 
 
 class Adder:

@@ -28,7 +28,7 @@ class AddressTx(Struct, frozen=True, kw_only=True):
 
 
 class Touching(Struct, frozen=True, kw_only=True):
-    """Some of them, and what comes with the list."""
+    """A page of them, and data about the list."""
 
     transactions: list[AddressTx]
     next_cursor: str | None

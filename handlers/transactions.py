@@ -105,7 +105,7 @@ class TxView:
         return self._haunting.get(txid)
 
     def record(self, txid: bytes) -> Record | None:
-        """Return the record of a transaction, or that of a ghost; None for one that only the chain knows."""
+        """Return the record of a transaction, or that of a ghost; None for one that is only in the chain."""
         return None if (held := self.pooled(txid)) is None else held.record
 
     def _ghost_record(self, ghost: Ghost) -> Record:
@@ -137,7 +137,7 @@ class TxView:
         return by
 
     def row(self, outpoint: OutPoint) -> bytes | None:
-        """Return what the slot of an output says."""
+        """Return the content of an output's slot."""
         return None if (held := self.get(outpoint[0])) is None else self.slot(held, outpoint[1])[3]
 
     def slots(self, txid: bytes, page: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -256,7 +256,7 @@ class TxView:
         return True
 
     def forget_ghosts(self) -> None:
-        """Forget what was read of ghosts: some have ended, or there are new ones."""
+        """Drop cached ghosts: some have ended, or there are new ones."""
         self._haunting.clear()
         self._haunted = self.ghosts.any(self.txn)
 
@@ -318,7 +318,7 @@ class TxView:
             self.touch(by[0])
 
     def mark_spent(self, txid: bytes, record: Record, index: int, *, spent: bool) -> bool:
-        """Say whether a block spends an output, if that was reassigned; return whether it was, and this is new.
+        """Record whether a block spends an output, if it was reassigned; return whether it was, and this changed it.
 
         The record in hand is the caller's to settle.
         """

@@ -54,7 +54,7 @@ class TxBlocks:
         self.settle()
 
     def begin(self, txn: Txn, tip: int | None = None) -> TxView:
-        """Return the view of a write that begins, and forget what an attempt at it has left."""
+        """Return the view of a new write, and reset the state of an earlier attempt at it."""
         self.repairs = []
         self.evictor.begin()
         return self.transactions.view(txn, tip)
@@ -189,7 +189,7 @@ class TxBlocks:
         self._lose(view, dict.fromkeys(failed), mined)
 
     def _adopt(self, view: TxView, block: BlockTxs) -> list[bytes]:
-        """Let the records of a block's transactions say what the block does, before another one here spends of them.
+        """Write a block's effects to the records of its transactions, before another one of the block spends from them.
 
         Returns who claimed what the block does not leave them.
         """
@@ -203,7 +203,7 @@ class TxBlocks:
         return losers
 
     def _losers_by(self, repair: Repair | None) -> list[bytes]:
-        """Remember a repair; return who loses by it."""
+        """Record a repair; return the transactions that become conflicting by it."""
         if repair is None:
             return []
         self.repairs.append(repair)

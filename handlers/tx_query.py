@@ -108,7 +108,7 @@ class TxQuery:
         self._view = view
 
     def find(self, txid: bytes) -> Held | None:
-        """Return a transaction that is known; one whose record would be gone by now is not."""
+        """Return a known transaction; one whose record should have been deleted by now counts as unknown."""
         held = self._view.get(txid)
         if held is None or held.chain_tx is None or held.record.total > _COUNTED:
             return held

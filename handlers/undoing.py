@@ -18,7 +18,7 @@ from storage.rows import TxFlag
 
 
 class Undone(Struct):
-    """What blocks that go back leave to be settled when they are gone.
+    """Work that rolled-back blocks leave for after the rollback.
 
     `reused` are ids that several transactions have, `unmined` transactions that wait for a block again, `failed` those
     that failed. `released` are spends of transactions that do not wait for another block, or whose id another one has;
@@ -34,7 +34,7 @@ class Undone(Struct):
 
 
 def undo_some(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) -> None:
-    """Let some transactions of a block that goes back wait for another one; what is to be settled goes to `undone`."""
+    """Make some transactions of a rolled-back block unmined; work for after the rollback is added to `undone`."""
     spent = dict[int, list[tuple[int, OutPoint]]]()  # by the number of the spender
     for spend in block.spends:
         spent.setdefault(spend.by, []).append((spend.input, (spend.parent, spend.output)))
@@ -47,7 +47,7 @@ def undo_some(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) 
             undone.losers.append(found.txid)
         if found.failed:
             undone.failed.append(found.txid)
-            returned = view.chain.slots(view.txn, found)[0]  # it goes, and who spent it loses
+            returned = view.chain.slots(view.txn, found)[0]  # it is removed, and its spender becomes conflicting
             undone.losers += [claimant(row)[0] for row in returned.values() if spending.spent(row)]
             if record is not None and not record.pages:
                 _take_return(view, found.txid, record, list(returned), undone)
@@ -97,7 +97,7 @@ def _take_return(view: TxView, txid: bytes, record: Record, indexes: list[int], 
 
 
 def _doubt(found: ChainTx, inputs: Sequence[OutPoint], spent: list[OutPoint], back: RolledBack, undone: Undone) -> None:
-    """Remember a transaction that failed, or that does not certainly hold what it lists."""
+    """Record a transaction that failed, or whose listed claims are uncertain."""
     if found.failed:
         undone.losers.append(found.txid)
     elif any(

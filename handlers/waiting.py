@@ -1,7 +1,7 @@
 """The list of unmined transactions: the oldest first, or parents first.
 
 Order `age` is that of the index: the height since which a transaction waits, and among equals the id. `parents_first`
-is the same order, but a transaction whose parents come later is listed behind the last of its ancestors: nothing comes
+is the same order, but a transaction whose parents come later is listed after the last of its ancestors: nothing comes
 before what it spends. Whether it has to be put off is found in its ancestors, and what was put off until then in its
 descendants. So a page needs no other transactions than those on it, what they build on, and what builds on them.
 """
@@ -222,7 +222,7 @@ class WaitingList:
                 yield
 
     def _parents(self, txid: bytes, inputs: list[OutPoint]) -> Iterator[bytes]:
-        """Yield those parents that are of the list and know the transaction: only those lead back to it."""
+        """Yield the parents that are in the list and have an edge to the transaction: only those lead back to it."""
         known = set[bytes]()
         for parent, index in inputs:
             if parent in known or (seen := self._see(parent)) is None:

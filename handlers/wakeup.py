@@ -6,7 +6,7 @@ import anyio
 
 
 class Wakeup:
-    """Says that something has changed. Several notifications before a wait count as one."""
+    """Notifies of a change. Several notifications before a wait count as one."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()

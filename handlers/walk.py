@@ -36,7 +36,7 @@ class Listing:
         self._index, self._live, self._state = stored.index(key[0]), stored.live.has, stored.state
         self._key, self._order, self._passed = key, order, passed
         if order == "asc":
-            self._edge = -1 if after is None else after  # the last that lives, or where the walk begins
+            self._edge = -1 if after is None else after  # the last unspent one, or where the walk begins
         else:
             self._edge = min(self._state.next_number if after is None else after, self._state.next_number)
         self._dead = 0  # entries since then
@@ -76,7 +76,7 @@ class Listing:
             self._passed.keep(self._key, Stretch(low + 1, high, self._state.tip))
 
     def reach(self, number: int) -> None:
-        """Pass over what comes before a number."""
+        """Skip everything before a number."""
         if len(self.ahead) and self.ahead[-1] < number:
             self._go_on(number - 1 if self._order == "asc" else -number + 1)
         self.ahead = self.ahead[np.searchsorted(self.ahead, number) :]
@@ -124,7 +124,7 @@ class Walk:
         self._found: list[int] = []
 
     def living(self) -> Iterator[Numbers]:
-        """Yield what lives of each part of the list, in order; whether it holds the asset is not read."""
+        """Yield the unspent outputs of each part of the list, in order; whether they contain the asset is not read."""
         for part in self._listed:
             some = self._apart(part)
             yield some[self._live(some)]
@@ -147,7 +147,7 @@ class Walk:
         yield from self._find(count + 1)
 
     def _go_on(self, wanted: int) -> Generator[None, None, bool]:
-        """Continue until something lives; return False at the end. No more of a part is examined than may be wanted."""
+        """Continue up to an unspent output; return False at the end. Of a part, only as much as needed is examined."""
         scarcity = self._examined // self._lived if self._lived else 1
         most = max(wanted * 2 * scarcity, _LEAST)
         while not len(self._pending):

@@ -84,7 +84,7 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
 
 
 def refused(error: Exception, text: str, kind: Callable[[], str]) -> Refused:
-    """Return what to raise for a message that can't be decoded; `text` says why, with the place in the message."""
+    """Return the exception for a message that cannot be decoded; `text` has the reason and the place in it."""
     return Refused("malformed", spelling.explain(text, kind) or _shortened(text), broken=_broken(error))
 
 

@@ -146,7 +146,7 @@ def _entries_in(key: bytes, value: bytes) -> Records:
 
 
 def _narrowed(found: Numbers, low: Numbers, high: Numbers, wanted: Numbers) -> tuple[Numbers, Numbers]:
-    """Narrow ascending ranges down to where they have a wanted number."""
+    """Narrow ascending ranges down to those that contain a requested number."""
     low, high, ends = low.copy(), high.copy(), high
     while (open_ := low < high).any():
         middle = (low + high) >> 1

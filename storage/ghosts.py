@@ -190,7 +190,7 @@ class Ghosts:
             delete_from(txn, table, KEY.pack(first), partial(_below, KEY.pack(end)))
 
     def clear(self, txn: Txn) -> None:
-        """Forget all ghosts."""
+        """Remove all ghosts."""
         self._reads = None
         for table in self._tables:
             txn.drop(table, delete=False)

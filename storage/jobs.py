@@ -55,7 +55,7 @@ class JobStore:
         self.job, self.left = disk.tables["pruner_job"], disk.tables["pruner_left"]
 
     def put(self, txn: Txn, job: Job, keep: int) -> None:
-        """Store a job, and forget the oldest beyond `keep`."""
+        """Store a job, and delete the oldest beyond `keep`."""
         txn.put(_NUMBER.pack(job.number), seal_row(job), db=self.job)
         cursor = txn.cursor(self.job)
         for _ in range(txn.stat(self.job)["entries"] - keep):
@@ -63,7 +63,7 @@ class JobStore:
                 cursor.delete()
 
     def drop(self, txn: Txn, job: Job) -> None:
-        """Forget a job: it waited, and then there was nothing to do."""
+        """Delete a job that waited and then had nothing to do."""
         txn.delete(_NUMBER.pack(job.number), db=self.job)
 
     def latest(self, txn: Txn, before: int | None = None, skip: int = 0) -> Iterator[Job]:
@@ -80,7 +80,7 @@ class JobStore:
             there = cursor.prev()
 
     def leave(self, txn: Txn, pages: Iterable[tuple[bytes, int]]) -> None:
-        """Remember pages that are to be removed."""
+        """Record pages that are to be removed."""
         for txid, count in pages:
             txn.put(txid, seal_bytes(keys.u32(count)), db=self.left)
 

@@ -47,7 +47,7 @@ class PoolRows:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was read, and what was changed and is not written."""
+        """Drop everything that was read, and unwritten changes."""
         self._records: dict[bytes, Record | None] = {}
         self._indexed: dict[bytes, Indexed] = {}  # of these records
         self._changed: dict[bytes, None] = {}
@@ -285,7 +285,7 @@ class PoolRows:
         self._delete(txid)
 
     def remove_page(self, txid: bytes, number: int) -> None:
-        """Remove one page with the claims on it; with the first one goes the row of the whole transaction."""
+        """Remove one page with the claims on it; the first one includes the row of the whole transaction."""
         self._forget_page(txid, number)
         front, others = keys.u32(number), self._others.get(txid, {})
         for rest in [rest for rest in others if rest.startswith(front) or (number == 0 and rest == BODY)]:
@@ -310,7 +310,7 @@ class PoolRows:
         self._changed.pop(txid, None)
 
     def _forget_page(self, txid: bytes, number: int) -> None:
-        """Forget what is in memory of a page."""
+        """Drop the cached data of a page."""
         self._pages.get(txid, {}).pop(number, None)
         self._changed_pages.discard((txid, number))
 

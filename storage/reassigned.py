@@ -115,7 +115,7 @@ class ReassignedStore:
                 self.put(txn, txid, index, replace(moves, first=owners[index]))
 
     def drop(self, txn: Txn, txid: bytes) -> None:
-        """Forget a transaction's outputs."""
+        """Remove a transaction's outputs."""
         for index, _ in list(self._rows(txn, txid)):
             self._forget(txn, txid, index)
 
@@ -127,7 +127,7 @@ class ReassignedStore:
                 txn.delete(front + outpoint, db=self._db)
 
     def clear(self, txn: Txn) -> None:
-        """Forget all of them."""
+        """Remove all rows."""
         txn.drop(self._db, delete=False)
 
     def rows(self, txn: Txn) -> Iterator[tuple[bytes, bytes | None, OutPoint]]:

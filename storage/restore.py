@@ -95,7 +95,7 @@ def adopt(data_dir: Path, tables: Sequence[str]) -> None:
 
 
 def _accept(folder: Path, tables: Sequence[str], *, walk: bool) -> None:
-    """Mark a store as closed, wherever it came from."""
+    """Mark a store as closed, regardless of its origin."""
     with Disk(folder, tables, version=FORMAT) as disk:
         if walk:
             for finding in verify(disk, quick=True):

@@ -1,7 +1,7 @@
 """`utxod bench soak`: attacks on real daemons, for any duration; the short form is in the test suite.
 
 Each kind of attack is a module with `round(folder, seed)`: one bounded attack on daemons of its own in an empty folder,
-the same for the same seed. It returns what it met, and raises `Broken` when a promise did not hold.
+the same for the same seed. It returns statistics, and raises `Broken` if a guarantee was violated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST_FOLDER = 107 - len("/requests-4294967295/utxod.sock")  # bytes
 
 
 def one_round(kind: str, folder: Path, seed: int, **longer: int) -> Met:
-    """Run one attack in a folder of its own, which is removed unless a promise was broken."""
+    """Run one attack in a separate folder, which is removed unless a guarantee was violated."""
     place = folder / f"{kind}-{seed}"
     met: Met = import_module(f"bench.soak.{kind}").round(place, seed, **longer)
     shutil.rmtree(place)

@@ -69,7 +69,7 @@ class Met(Counter[str]):
 
 
 class Broken(AssertionError):
-    """A promise that did not hold under attack."""
+    """A guarantee that was violated under attack."""
 
 
 class Disconnected(Broken):

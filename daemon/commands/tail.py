@@ -184,7 +184,7 @@ def follow_log(source: str, count: int, printer: Printer) -> None:
 
 
 def _log_lines(path: Path, count: int, wanted: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the last lines that are wanted, and then all that are added, through rotations, without end."""
+    """Yield the requested last lines, and then all added lines, through rotations, without end."""
     file: IO[bytes] = path.open("rb")
     try:
         size = file.seek(0, os.SEEK_END)

@@ -22,7 +22,7 @@ from handlers.query import Query
 
 log = structlog.get_logger("wallets")
 
-Touched = set[bytes] | None  # keys of scripts; None stands for all of them
+Touched = set[bytes] | None  # keys of scripts; None means all of them
 OnChange = Callable[[Touched], Awaitable[None]]
 
 _REST = 9  # times as long as the last poll took: how long announced changes are collected before the next one

@@ -151,7 +151,7 @@ class Upstream:
     # --- fees and broadcast ---------------------------------------------------------------------------------------
 
     def new_tip(self) -> None:
-        """Forget the fees: the node may estimate others after a block."""
+        """Clear the cached fees: the node may estimate others after a block."""
         self._fees.clear()
 
     async def fee_rate(self, blocks: int, mode: str = "CONSERVATIVE") -> float:

@@ -219,7 +219,7 @@ class OgmiosChain:
         return [Hello(network_tip=NetworkTip(max(tip.height, self._network_tip)))]
 
     def _arrived(self) -> bool:
-        """Return whether nothing more is wanted. In Byron a boundary block has the height of the one before it."""
+        """Return whether the end was reached. In Byron a boundary block has the height of the one before it."""
         here = self._trail.here
         if self._to is None or self._beyond or here is None or here.height is None or here.height < self._to:
             return self._beyond

@@ -51,7 +51,7 @@ class VoucherHistory:
         return bool(made) or not self._ever.isdisjoint(tx.inputs)
 
     def back_to(self, slot: int | None, block_hash: bytes | None) -> None:
-        """Forget the blocks after a point; without a slot, all of them."""
+        """Remove the blocks after a point; without a slot, all of them."""
         if slot is None:
             self._start()
         elif self._over is None or slot < self._over:

@@ -35,7 +35,7 @@ class Attempts:
         self.abandoned: set[Held] = set()  # their attempts did not end when they were cancelled
 
     async def make(self, held: Held, cancelled: CancelScope, left_alone: CancelScope) -> tuple[Outcome, bool] | None:
-        """Return what an attempt came to, and whether it took too long; None if it was abandoned meanwhile.
+        """Return the outcome of an attempt, and whether it took too long; None if it was abandoned meanwhile.
 
         For the scopes see `Held.attempt`. They serve for many attempts, but for none after one that was cancelled.
         """

@@ -56,7 +56,7 @@ class Finality(Protocol):
     name: str
 
     async def state_of(self, txid: bytes) -> State:
-        """Say where a transaction is.
+        """Return the status of a transaction.
 
         Raises:
             SourceAway: not now.
@@ -142,7 +142,7 @@ class FinalityHandler:
     def __init__(
         self, sources: Sequence[Breaker], confirmations: int, patience: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """Take the sources, the one to believe first, and for how long what waits is left alone."""
+        """Use these sources, in order of precedence. `patience` returns the pause of an unmined transaction."""
         self.sources, self._patience = sources, patience
         self._confirmations = confirmations
 
@@ -202,7 +202,7 @@ class NodeFinality:
         self._node, self._refused, self._away = node, refused, away
 
     async def _call(self, method: str, *parameters: object) -> Any:
-        """Return a result, or None where the node says that there is no such thing."""
+        """Return a result, or None if the node does not have the transaction."""
         try:
             return await self._node.call(method, *parameters)
         except self._refused as error:

@@ -95,7 +95,7 @@ class Follower:
         self._since: Cursor | None = None  # from where on the log is read after a first survey
 
     async def begin(self) -> None:
-        """Remember where the log ends now: a survey that is made later begins with the facts after that."""
+        """Note the current end of the log: after a first survey, the log is read from there."""
         self._since = await self._end()
 
     async def follow(self) -> None:

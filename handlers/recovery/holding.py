@@ -43,7 +43,7 @@ class Held:
         return monotonic() < self.until
 
     async def attempt(self, handler: Handler, cancelled: CancelScope, left_alone: CancelScope) -> None:
-        """Make the attempt: `outcome` is what it comes to.
+        """Make the attempt and store its `outcome`.
 
         It is made inside of two scopes, the second inside of the first: `cancel` cancels the first, and has the second
         shield what is in it.
@@ -54,7 +54,7 @@ class Held:
             self.outcome = checked(await handler.recover(self.claim.txid))
             self.answered = True
         except get_cancelled_exc_class():
-            pass  # `outcome` says why; a handler may also raise it by itself
+            pass  # `outcome` has the reason; a handler may also raise it by itself
         except Exception as error:  # noqa: BLE001 -- it fails this attempt, and nothing else
             self.outcome = Transient(f"{type(error).__name__}: {error}")
         finally:

@@ -215,7 +215,7 @@ class Manager:
             self.numbers.backlog, self.numbers.oldest_pending_s = counts.by_status, counts.oldest_pending_s
             self._counted = self._swept
             if self.numbers.leader and not await forget(self._storage, self._settings, counts):
-                self._counted = float("-inf")  # there is more to forget: it continues with the next scan
+                self._counted = float("-inf")  # there is more to delete: it continues with the next scan
 
     async def _sweep(self) -> None:
         """Claim until nothing more is due, never more than there is space for."""

@@ -34,7 +34,7 @@ class Numbers(Struct):
     interrupted: int = 0
     lease_losses: int = 0
     leadership_losses: int = 0
-    conflicts: int = 0  # results that came too late: someone else had settled or claimed the row
+    conflicts: int = 0  # results that were too late: another instance had settled or claimed the row
     errors: int = 0  # of the database
     callback_errors: int = 0  # exceptions of a callback: `changed`, `available`, a chore
 

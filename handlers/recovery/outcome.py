@@ -39,7 +39,7 @@ class NotFound(Struct, frozen=True):
 
 
 class Transient(Struct, frozen=True):
-    """Something failed that may work later. With `counts=False` it says nothing about this transaction."""
+    """Something failed that may work later. With `counts=False` it is not a failure of this transaction."""
 
     error: str
     counts: bool = True

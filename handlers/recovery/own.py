@@ -65,7 +65,7 @@ class InTurn:
     """Calls several handlers, in order, until one is sure."""
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
-        """Take the handlers, the one to believe first."""
+        """Use these handlers, in order of precedence."""
         self._handlers = handlers
 
     async def recover(self, txid: bytes) -> Outcome:

@@ -60,7 +60,7 @@ class Survey:
         await self._catch_up()
 
     async def _correct(self) -> None:
-        """Reopen the rows that were given up, and are mined or wait again because the conflict is gone."""
+        """Reopen discarded rows whose transactions are mined, or unmined again because the conflict ended."""
         for status in GIVEN_UP:
             place: Place | None = None
             while rows := await self._storage.rows(status, _ROWS, after=place):

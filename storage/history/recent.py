@@ -34,6 +34,6 @@ class Recent:
         return -(-max(self._last + 1 - self._next, 0) // _LOADED)
 
     def cut(self, numbers: Numbers, target: int) -> None:
-        """Forget what the blocks above one spent."""
+        """Remove what the blocks above one spent."""
         self.spent.clear(numbers)
         self._last = min(self._last, target)

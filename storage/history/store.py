@@ -176,7 +176,7 @@ class HistoryStore:
         return read_indexes(txn, self.meta)
 
     def put_indexes(self, txn: Txn, names: Iterable[str]) -> None:
-        """Remember which indexes are complete."""
+        """Store which indexes are complete."""
         put_meta_row(txn, self.meta, INDEXES, ",".join(names).encode())
 
     def chain(self, txn: Txn) -> str:
@@ -192,7 +192,7 @@ class HistoryStore:
         return meta_row(txn, self.meta, _GENESIS)
 
     def put_genesis(self, txn: Txn, digest: bytes) -> None:
-        """Remember which genesis outputs were seeded."""
+        """Store which genesis outputs were added."""
         put_meta_row(txn, self.meta, _GENESIS, digest)
 
     def block_at(self, txn: Txn, ordinal: int) -> Block:

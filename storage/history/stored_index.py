@@ -40,7 +40,7 @@ class _HeldRun:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what the values lack."""
+        """Clear the cached prefixes of all values."""
         self.telltales: list[bytes | None] = [None] * (len(self.prefixes) + 1)
 
 
@@ -74,7 +74,7 @@ class HeldRuns:
         return found
 
     def keep_telltale(self, held: _HeldRun, at: int, prefixes: Words) -> None:
-        """Remember which prefixes a value of a run has."""
+        """Cache the prefixes that a value of a run has."""
         if self._telltales >= _TELLTALES:
             self._telltales = 0
             for each in self._runs.values():

@@ -70,5 +70,5 @@ def first_block(txn: Txn, meta: Db) -> int | None:
 
 
 def put_first_block(txn: Txn, meta: Db, ordinal: int) -> None:
-    """Remember from which block on every touch is known."""
+    """Store the first block from which every touch is indexed."""
     put_meta_row(txn, meta, FROM, _U32.pack(ordinal))

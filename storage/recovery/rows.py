@@ -39,7 +39,7 @@ class Claim(Struct, frozen=True, gc=False):
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """What came of a claim: a final status, or pending again after a delay.
+    """The result of a claim: a final status, or pending again after a delay.
 
     `error` None leaves the last error, `message` None the domain message. A visit that is not an `attempt` is not
     recorded in the counters and the history.

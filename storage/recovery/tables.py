@@ -138,11 +138,11 @@ class Verbs(ABC):
         return bool(await self._statement(sql.MOVE_CURSOR, "each", before=before.next, **values))
 
     async def mine(self, store: str, heights: Mapping[bytes, int]) -> None:
-        """Remember at which heights transactions are mined in the chain of a store."""
+        """Store the heights at which transactions are mined in the chain of a store."""
         await self._each(sql.MINE, sorted(heights.items()), store=store)
 
     async def unmine(self, store: str, txids: Iterable[bytes]) -> None:
-        """Forget that transactions are mined."""
+        """Delete the heights of mined transactions."""
         await self._each(sql.UNMINE, _keys(txids), store=store)
 
     async def mined(self, store: str, height: int, limit: int) -> list[tuple[bytes, int]]:
@@ -224,7 +224,7 @@ class Storage(Verbs):
         return await self._each(sql.RENEW, [_held(claim) for claim in claims], lease=_ms(lease_s))
 
     async def settle(self, settlements: Sequence[Settlement]) -> set[bytes]:
-        """Write what came of claims; return the transactions whose claim was still the current one."""
+        """Write the results of claims; return the transactions whose claim was still current."""
         return await self._each(sql.SETTLE, [_result(each) for each in settlements], reporter=self._reporter)
 
     async def release(self, claims: Sequence[Claim]) -> set[bytes]:
@@ -252,7 +252,7 @@ class Storage(Verbs):
         return [row[0] for row in await self._statement(sql.WITHDRAWALS, store=store, limit=limit)]
 
     async def withdrawn(self, store: str, txids: Iterable[bytes]) -> None:
-        """Remember that a store has withdrawn transactions."""
+        """Record that a store has withdrawn transactions."""
         await self._each(sql.WITHDRAWN, _keys(txids), store=store)
 
     # --- lists ---------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Subscriptions:
             self._place(topic)
 
     def _place(self, outpoint: Outpoint) -> None:
-        """Remember the script of an output: whatever creates or spends the output touches that script."""
+        """Record the script of an output: creating or spending the output affects that script."""
         key = self._script_of[outpoint] = self._chain.script_of(outpoint.txid, outpoint.vout)
         self._outpoints.setdefault(key, set()).add(outpoint)
 
