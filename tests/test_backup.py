@@ -209,7 +209,7 @@ def test_an_archive_that_was_cut_off_is_refused(source: Daemon, tmp_path: Path) 
         refused(tmp_path / "other.tar", tmp_path / "new", f"{name!r} is not a file of a backup")
 
 
-def test_a_folder_that_is_not_empty_is_left_alone(saved: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").write_text("mine")
     done = utxod("restore", saved, tmp_path / "data")

@@ -117,7 +117,7 @@ def test_the_steps(subject: Subject) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("cure", ["again", "recovery"])
-def test_a_process_that_dies(step: str, when: str, cure: str, subject: Subject, before: Rows, after: Rows) -> None:
+def test_a_process_that_is_killed(step: str, when: str, cure: str, subject: Subject, before: Rows, after: Rows) -> None:
     dying(subject, step, when)
     assert subject.run(LARGE) == {"result": "error", "code": "CRASH"}
     check_honest(subject)
@@ -306,7 +306,7 @@ async def attempt(creation: Creation, write: Callable[..., Any], subject: Subjec
 
 
 @pytest.mark.parametrize("stall", STEPS[1:])
-def test_a_creator_that_was_thought_dead(stall: str, subject: Subject, after: Rows) -> None:
+def test_a_creator_that_continues_after_its_lock_expired(stall: str, subject: Subject, after: Rows) -> None:
     """It comes back after its lock has ended and another has done its work: it must not touch anything."""
 
     async def story() -> tuple[str, str]:

@@ -172,7 +172,7 @@ async def enters(channel: Channel, size: int) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_feeder_has_room_of_its_own(inbox: Inbox) -> None:
+async def test_the_feeder_has_separate_space(inbox: Inbox) -> None:
     flood, feeder = Channel(inbox, "user"), Channel(inbox, "user")
     await enters(feeder, 0)
     feeder.feed()
@@ -187,7 +187,7 @@ async def test_the_feeder_has_room_of_its_own(inbox: Inbox) -> None:
 
 
 @pytest.mark.anyio
-async def test_room_that_was_waited_for_and_not_taken_is_given_to_others(inbox: Inbox) -> None:
+async def test_space_that_a_cancelled_client_waited_for_is_granted_to_others(inbox: Inbox) -> None:
     busy, removed, next_ = (Channel(inbox, "user") for _ in range(3))
     await busy.reserve(9 * weight(0) - 512)
     async with anyio.create_task_group() as all_:

@@ -108,7 +108,7 @@ def test_messages_behind_a_long_one(size: int, framed: bool) -> None:
     reading(test, capacity=8 * MIB)
 
 
-def test_a_long_message_has_more_time_and_waiting_for_room_does_not_count() -> None:
+def test_a_long_message_has_more_time_and_waiting_for_space_does_not_count() -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         ends = await connect()
         other = Channel(inbox, 0)
@@ -167,7 +167,7 @@ def test_slow_messages_are_given_up_for_others() -> None:
 
 
 @pytest.mark.parametrize("head", [struct.pack(">I", 3 * MIB), b"{"])
-def test_one_alone_may_be_longer_than_the_room(head: bytes) -> None:
+def test_a_single_message_may_exceed_the_limit(head: bytes) -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         ends = await connect(30.0)
         data = b"x" * (3 * MIB)

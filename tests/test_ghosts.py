@@ -232,7 +232,7 @@ def test_a_generation_ends_with_its_last_ghost(local: LocalStore) -> None:
         assert [height for height, _ in store.ghosts.by_height(txn, 0, 10)] == [2, 2]
 
 
-def test_a_refused_message_leaves_ghosts_alone(local: LocalStore) -> None:
+def test_a_refused_message_does_not_change_ghosts(local: LocalStore) -> None:
     """Also for the message behind it, which the same commit carries out."""
     local.chain.rollback(back_to(ONE))
     before, sender = rows(local), Listener()

@@ -39,7 +39,7 @@ def query_of(chain: Chain) -> Query:
     return Query(chain.store, CODEC, "cardano", 20_000)
 
 
-def test_held_values_have_bounded_room() -> None:
+def test_held_values_use_bounded_memory() -> None:
     held, room = HeldValues(100), 100
     for first in np.random.default_rng(1).permutation(5000).tolist():
         held.keep(value_of(first * 10, 10))

@@ -154,7 +154,7 @@ def applied(folder: Path, blocks: Sequence[BlockApplied]) -> Iterator[Chain]:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_run_of_which_half_has_died_is_rewritten_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_with_half_of_its_entries_obsolete_is_rewritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     blocks, expected, sizes = steady(100), list[object](), dict[str, int]()
     monkeypatch.setattr(storage.history.history, "_COUNTED", 0)  # so nothing is rewritten
     for n, chain in enumerate(applied(tmp_path / "without", blocks)):

@@ -56,7 +56,7 @@ def test_a_unix_socket_is_created_again_and_removed_with_the_daemon() -> None:
         assert not path.exists()
 
 
-def test_a_unix_socket_of_another_process_in_its_place_is_left_alone() -> None:
+def test_a_unix_socket_of_another_process_in_its_place_is_not_removed() -> None:
     with short_folder() as folder, running_api(folder) as asking, socket.socket(socket.AF_UNIX) as other:
         asking.get("/health/live")
         (folder / "http").unlink()
@@ -67,7 +67,7 @@ def test_a_unix_socket_of_another_process_in_its_place_is_left_alone() -> None:
         assert (folder / "http").exists()
 
 
-def test_a_unix_socket_on_which_another_process_listens_is_left_alone() -> None:
+def test_a_unix_socket_on_which_another_process_listens_is_not_replaced() -> None:
     with short_folder() as folder, running_api(folder) as asking, serve_alone(asking.daemon):
         log = folder / "serve.log"
         until(lambda: "http_listen_failed" in log.read_text(), why="it has not said that the address is taken")

@@ -218,7 +218,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", [Scenario, SoundStory])
-def test_any_story(kind: type[Scenario]) -> None:
+def test_any_sequence_of_messages(kind: type[Scenario]) -> None:
     run_state_machine_as_test(kind, settings=settings(max_examples=15, stateful_step_count=25))
 
 

@@ -75,7 +75,7 @@ def test_what_has_another_shape_is_refused_with_its_place(raw: bytes, place: str
 
 
 @pytest.mark.parametrize("text", ["abc", "ab cd", " ab", "ab\n", "zz", "0xab"])
-def test_hex_is_digits_alone(text: str) -> None:
+def test_hex_consists_of_digits_only(text: str) -> None:
     message = {"type": "Rollback", "to": {"hash": text}}
     with pytest.raises(Refused, match=r"Expected a hex string - at `\$\.to\.hash`"):
         wire.decode(msgspec.json.encode(message), "json")

@@ -101,7 +101,7 @@ def test_a_socket_that_is_removed_is_made_again(tmp_path: Path) -> None:
         assert daemon.term() == 0
 
 
-def test_the_socket_of_another_process_is_left_alone(tmp_path: Path) -> None:
+def test_the_socket_of_another_process_is_not_replaced(tmp_path: Path) -> None:
     """Until that process ends; the reason is logged once."""
     with running(tmp_path) as daemon:
         daemon.socket.unlink()

@@ -109,7 +109,7 @@ def test_every_code_that_is_counted_has_its_test() -> None:
     assert set(CODES) <= {code for code, _ in (*TO_OTHERS, *TO_THE_FEEDER)} | elsewhere | cut_off | of_subscribe
 
 
-def test_submissions_without_room_are_not_kept(tmp_path: Path) -> None:
+def test_submissions_without_space_are_not_kept(tmp_path: Path) -> None:
     limits = {"batch_size": 10, "max_pending_count": 1, "max_pending_bytes": 2 * LONG}
     with running(tmp_path, **TABLES | {"transactions": limits}) as daemon, daemon.client("frames") as client:
         client.feed([*BLOCKS, {"type": "TxSubmitted", "tx": tx("first", PAYS)}])

@@ -137,7 +137,7 @@ def dead(disk: Disk) -> dict[str, int]:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("merged", [1, 1000])
-def test_pruning_rewrites_every_run_of_which_enough_has_died(
+def test_pruning_rewrites_every_run_with_enough_obsolete_entries(
     merged: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It begins with the undo logs of the window, a few in each turn, and goes on until no run is left to rewrite."""

@@ -59,7 +59,7 @@ def done(client: Client, *messages: Message) -> None:
         assert set(answer) == {"type", "seq", "status", "tip"} and answer["status"] in {"accepted", "applied"}, answer
 
 
-def test_the_oldest_make_room(tmp_path: Path) -> None:
+def test_the_oldest_are_evicted_for_space(tmp_path: Path) -> None:
     one = block(None, tx("p", output("x"), output("y")))
     with limited(tmp_path, max_pending_count=3) as daemon:
         with daemon.client() as client, daemon.client() as listener:

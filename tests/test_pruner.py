@@ -121,7 +121,7 @@ def test_what_holds_a_cycle_back(world: World, why: str | None) -> None:
 # --- a cycle -------------------------------------------------------------------------------------------------------
 
 
-def test_a_cycle_goes_through_its_phases_in_order(tmp_path: Path) -> None:
+def test_a_cycle_runs_its_phases_in_order(tmp_path: Path) -> None:
     with open_local_store(tmp_path) as local:
         local.create(pay("old", outs=2), 1, mined=1)
         local.create(pay("waits", at("old")), 2)  # unmined for long: its parent is preserved

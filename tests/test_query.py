@@ -360,7 +360,7 @@ def test_a_page_reads_its_outputs_only(crowd: Chain, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_cursor_continues_over_dead_entries(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+def test_a_cursor_continues_over_spent_entries(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     """The stretch in the middle is passed over by its bits, with turns for others, and nothing of it is read."""
     values = LIVE if order == "asc" else LIVE[::-1]
     monkeypatch.setattr("handlers.walk._PARTS", 2)
@@ -383,7 +383,7 @@ def test_a_cursor_continues_over_dead_entries(crowd: Chain, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_dead_entries_are_scanned_once(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+def test_spent_entries_are_scanned_once(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     """Another query, in any order and from any place, passes over them with one look at the index."""
     query, middle = query_of(crowd), len(LIVE) // 2
 

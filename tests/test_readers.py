@@ -34,7 +34,7 @@ with open_disk(load(Path(sys.argv[1]), {}), readonly=True) as disk, limited(disk
 """
 
 
-def test_a_foreign_reader_that_stays_is_named_and_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_reader_that_stays_is_named_and_not_ended(tmp_path: Path) -> None:
     http = {"workers": 1, "listen": f"unix:{tmp_path}/http"}
     with running(tmp_path, store={"max_reader_age": "300ms"}, http=http) as daemon, daemon.client("frames") as client:
         turning = Turning(client)

@@ -297,7 +297,7 @@ DIRECTED: list[list[Any]] = [
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_rows_agree_with_the_chain_after_any_story(
+def test_rows_agree_with_the_chain_after_any_sequence_of_messages(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handlers.recovery.following, "_GATHER_S", 0.005)

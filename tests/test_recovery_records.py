@@ -45,7 +45,7 @@ def test_what_a_creator_leaves_is_ended_when_its_lock_has(
     check_honest(subject)
 
 
-def test_what_is_on_its_way_is_left_alone(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_being_created_is_not_healed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     dying(subject, "record.write:1", "after")
     subject.run(LARGE)
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)

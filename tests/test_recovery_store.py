@@ -350,7 +350,7 @@ async def test_cancelling_open_is_never_taken_for_an_absent_database(tmp_path: P
     assert cancelled > 0
 
 
-async def test_a_later_schema_is_left_alone(lab: Lab) -> None:
+async def test_a_later_schema_is_not_changed(lab: Lab) -> None:
     async with lab.storage():
         pass
     if lab.kind == "sqlite":

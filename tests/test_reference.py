@@ -53,7 +53,7 @@ def test_links_lead_somewhere() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["json", "frames"])
-def test_a_daemon_accepts_the_story(tmp_path: Path, encoding: wire.Encoding) -> None:
+def test_a_daemon_accepts_the_examples(tmp_path: Path, encoding: wire.Encoding) -> None:
     """All but the last message, which shows an error; and the answers and facts among the examples are its own."""
     chain = {"family": "cardano", "network": "preview"}
     with running(tmp_path, chain=chain) as daemon, daemon.client(encoding) as client:

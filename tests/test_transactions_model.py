@@ -856,7 +856,7 @@ def test_every_violated_rule_is_reported() -> None:
     assert rules == set(RULES_BY_NAME)
 
 
-def test_any_story() -> None:
+def test_any_sequence_of_messages() -> None:
     run_state_machine_as_test(Scenario, settings=settings(max_examples=40, stateful_step_count=40))
 
 

@@ -94,7 +94,7 @@ def large(name: object, size: int = 0) -> Message:
     return {"type": "TxSubmitted", "tx": tx(name, *outputs, raw=bytes(size))}
 
 
-def test_large_transactions_leave_room_for_others(tmp_path: Path) -> None:
+def test_large_transactions_leave_time_for_others(tmp_path: Path) -> None:
     """Those that would take too much of it are refused, and may come again; a small one is not held up."""
     tables = TABLES | {"transactions": {"batch_size": 10}, "batch": {"max_bytes": "32MiB"}}
     count = 30

@@ -154,7 +154,7 @@ def test_a_copy_that_is_in_use_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_copy_is_made_where_it_is_wanted(store: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_copy_is_made_in_the_requested_folder(store: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = tmp_path_factory.mktemp("other")
     (store.folder / "data").chmod(0o555)
     seen = set[Path]()
@@ -200,7 +200,7 @@ def test_a_store_on_a_read_only_disk(store: Daemon, tmp_path_factory: pytest.Tem
     assert exported.stdout.decode().splitlines() == expected(BLOCKS)
 
 
-def test_no_room_for_a_copy(store: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_space_for_a_copy(store: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What fits is checked, and that the undo logs were not is said: also when the room ends on the way."""
     small = tmp_path_factory.mktemp("small")
     used = (store.folder / "data" / "lmdb" / "data.mdb").stat().st_size
@@ -231,7 +231,7 @@ except StoreBusy as error:
 """
 
 
-def test_a_user_with_read_permission_alone(store: Daemon) -> None:
+def test_a_user_with_read_permission_only(store: Daemon) -> None:
     """LMDB wants to write its lock file: without a writer that is not needed, with one it is."""
     with TemporaryDirectory(prefix="utxod-") as readable:
         folder = Path(readable) / "lmdb"

@@ -114,7 +114,7 @@ def test_without_the_index_they_are_searched(tmp_path: Path, without: set[str]) 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("spent", ["most of them, anywhere", "a stretch", "every second one"])
-def test_pages_by_number_count_what_lives_in_a_long_list(tmp_path: Path, order: Order, spent: str) -> None:
+def test_pages_by_number_count_unspent_outputs_of_a_long_list(tmp_path: Path, order: Order, spent: str) -> None:
     """20,000 outputs of one address, in many values of several runs, a small part of them unspent."""
     rng, parent = Random(spent), None
     with open_chain(tmp_path) as chain:

@@ -235,7 +235,7 @@ async def test_rec_026_limit_is_respected_across_owners(storage: Storage) -> Non
     assert (first, second) == ([tx(0), tx(1), tx(2)], [tx(3), tx(4), tx(5)])
 
 
-async def test_rec_028_young_rows_are_left_alone(storage: Storage) -> None:
+async def test_rec_028_young_rows_are_not_claimed(storage: Storage) -> None:
     await old(storage, 1, age_s=10.0)
     assert await claimed(storage, "A") == []
 
