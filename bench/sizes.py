@@ -66,7 +66,7 @@ def measure(store: Path) -> Sizes:
             names = [bytes(name).decode() for name, _ in txn.cursor()]
             tables = {name: env.open_db(name.encode(), txn=txn, create=False) for name in names}
             if missing := {META, *TABLES} - set(names):
-                raise Exit(f"{store}: this is no store of utxod: {', '.join(sorted(missing))} is missing", FAILED)
+                raise Exit(f"{store}: this is not a store of utxod: {', '.join(sorted(missing))} is missing", FAILED)
             file_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
             return _measure(txn, tables, file_bytes)
     except lmdb.Error as error:

@@ -267,10 +267,10 @@ WRONG_USE = [
     *(("--count", ["address", ANN.hex(), "--count", count]) for count in ("0", "1001", "many")),
     *(("--cursor", ["address", ANN.hex(), "--cursor", cursor]) for cursor in ("nonsense", "AAAA", "")),
     *(
-        ("is no policy id, which has 56 hex digits", ["policy", text])
+        ("is not a policy id: expected 56 hex digits", ["policy", text])
         for text in ("", "07", "zz" * 28, "07 " * 18 + "07")
     ),
-    ("is no policy id, which has 56 hex digits", ["policy", POLICY.hex() + "00"]),
+    ("is not a policy id: expected 56 hex digits", ["policy", POLICY.hex() + "00"]),
     *((f"write it as {FIRST}#3", ["utxo", f"{FIRST}{sign}3"]) for sign in ":./"),
     (f"{FIRST}#3 is one of its outputs", ["tx", f"{FIRST}#3"]),
     (f"{FIRST}#0 is its first", ["utxo", FIRST]),

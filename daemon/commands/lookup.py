@@ -28,10 +28,10 @@ _encode = msgspec.json.Encoder().encode
 _HASH_DIGITS = 64
 _CREDENTIAL_DIGITS = 56
 _KEYS = {  # what a key is called, and its least and most bytes
-    "policy": ("policy id", 28, 28),
-    "asset": ("asset", 28, 60),
-    "datum": ("datum hash", 32, 32),
-    "script": ("script hash", 28, 28),
+    "policy": ("a policy id", 28, 28),
+    "asset": ("an asset", 28, 60),
+    "datum": ("a datum hash", 32, 32),
+    "script": ("a script hash", 28, 28),
 }
 _MOST_INDEX = 0xFFFF_FFFF
 _OUTPOINT = re.compile(r"([0-9a-fA-F]{64})[#:./_-]([0-9]{1,10})")  # an output, in all ways in which people write one
@@ -120,7 +120,7 @@ def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None
     """Print one output."""
     if index is None:
         if (other := _OUTPOINT.fullmatch(txid)) and "#" not in txid:
-            raise Exit(f"{txid!r} is no output: write it as {other[1]}#{other[2]}", WRONG_USE)
+            raise Exit(f"{txid!r} is not an output: write it as {other[1]}#{other[2]}", WRONG_USE)
         txid, hash_mark, index = txid.partition("#")
         if not hash_mark and len(txid) == _HASH_DIGITS:
             raise Exit(f"which output? Write TXID#INDEX: {txid}#0 is its first", WRONG_USE)
@@ -201,7 +201,7 @@ def _key(kind: str, text: str) -> bytes:
         raw = b""
     if not least <= len(raw) <= most or len(text) != 2 * len(raw):  # fromhex passes over spaces
         digits = f"{least * 2}" if least == most else f"{least * 2} to {most * 2}"
-        raise Exit(f"{text!r} is no {name}, which has {digits} hex digits", WRONG_USE)
+        raise Exit(f"{text!r} is not {name}: expected {digits} hex digits", WRONG_USE)
     return raw
 
 

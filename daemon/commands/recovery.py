@@ -37,7 +37,7 @@ def _txid(_: click.Context, __: click.Parameter, given: tuple[str, ...] | str) -
         except ValueError:
             found.append(b"")
         if len(found[-1]) != 32:
-            raise click.BadParameter(f"{text!r} is no transaction id: 64 hex digits")
+            raise click.BadParameter(f"{text!r} is not a transaction id: expected 64 hex digits")
     return found
 
 
