@@ -345,8 +345,12 @@ def test_query_by_asset_datum_and_script(tmp_path: Path) -> None:
         by_asset = utxod(api.daemon, "query", "by", "asset", gold, "--json").json()["utxos"]
         assert outpoints(by_asset) == [(digest("tx", "assets").hex(), 0)]
         assert by_asset == api.get(f"/api/v1/addresses/{rich.VECTORS['base'][0]}/utxos?asset={gold}")
-        assert "has 64 hex digits" in utxod(api.daemon, "query", "by", "datum", "ab").one_line(2)
-        assert "has 56 to 120 hex digits" in utxod(api.daemon, "query", "by", "asset", "ab" * 28 + "  ").one_line(2)
+        assert "is not a datum hash: expected 64 hex digits" in utxod(
+            api.daemon, "query", "by", "datum", "ab"
+        ).one_line(2)
+        assert "is not an asset: expected 56 to 120 hex digits" in utxod(
+            api.daemon, "query", "by", "asset", "ab" * 28 + "  "
+        ).one_line(2)
         assert "index policy is not kept" in utxod(api.daemon, "query", "policy", rich.POLICY).one_line(1)
 
 
