@@ -46,6 +46,7 @@ class RawBlock(BlockApplied, frozen=True, tag="BlockApplied", dict=True):
 
 
 _decode = msgspec.msgpack.Decoder(RawBlock).decode
+_BLOCK_HEAD = wire.HEADS["BlockApplied"]
 
 
 def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
@@ -57,10 +58,9 @@ def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
         Refused: it is none.
     """
     if encoding == "frames":
-        kind = wire.peek(raw, encoding)
-        if kind == "BlockApplied" and (block := read(raw)) is not None:
+        if raw.startswith(_BLOCK_HEAD, 1) and (block := read(raw)) is not None:
             return block
-        if kind == "TxSubmitted" and len(raw) >= large_submission.LONG:
+        if len(raw) >= large_submission.LONG and wire.peek(raw, encoding) == "TxSubmitted":
             large_submission.check_lists(raw)
     else:
         large_submission.check_json(raw)

@@ -77,7 +77,7 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
             kind = _kind(_envelope(raw, encoding), encoding)
             raise Refused("unknown_type", spelling.unknown_type(kind)) from error
         raise refused(error, str(error), partial(peek, raw, encoding)) from error
-    if not raw.startswith(_HEADS[kind := type(message).__name__], 1) and kind != peek(raw, encoding):
+    if not raw.startswith(HEADS[kind := type(message).__name__], 1) and kind != peek(raw, encoding):
         raise Refused("malformed", "a message has one `type` - at `$.type`")  # another one was let in
     check_lengths(message)
     return message
@@ -296,4 +296,4 @@ def _readers() -> dict[str, _Reader]:
 _READERS = _readers()
 _OUTPUTS = _each([_reader(inspect.type_info(Output))], repeated=True)
 MESSAGES = frozenset(str(kind.__struct_config__.tag) for kind in Inbound.__args__)
-_HEADS = {kind: _encode_frame("type") + _encode_frame(kind) for kind in MESSAGES}  # of frames with the type in front
+HEADS = {kind: _encode_frame("type") + _encode_frame(kind) for kind in MESSAGES}  # of frames with the type in front
