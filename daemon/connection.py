@@ -224,7 +224,7 @@ class Connection:
         return kind in CHAIN or (kind in REPORTS and not is_operator)
 
     async def _be_feeder(self, kind: str) -> None:
-        """Let this client be the feeder, or refuse the message."""
+        """Make this client the feeder, or refuse the message."""
         if not await self._may_feed():
             if kind in CHAIN:
                 raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)

@@ -139,7 +139,7 @@ class FairQueue(Generic[T]):
             flow.items.clear()
 
     def move(self, flow: Flow[T], group: Hashable) -> None:
-        """Let a client, and what it has queued, count with another group from now on."""
+        """Move a client, and what it has queued, to another group."""
         if flow:
             self._leave(flow)
         flow.group, flow.had = group, 0

@@ -120,7 +120,7 @@ class Inbox:
         self._moved.set()
 
     def close(self) -> None:
-        """Let the consumer finish: nothing more will come."""
+        """Close the inbox: the consumer finishes, and no more messages are accepted."""
         self._closed = True
         self._moved.set()
 

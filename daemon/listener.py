@@ -191,7 +191,7 @@ def peer_uid(stream: SocketStream) -> int:
 
 
 def admins(configured: tuple[int, ...]) -> frozenset[int]:
-    """Return who may send operator messages: root, the daemon's own user, and those named in the configuration."""
+    """Return the users who may send operator messages: root, the daemon's user, and the configured ones."""
     if hidden := hidden_users(configured, Path("/proc/self/uid_map").read_text()):
         advice = "PrivateUsers=no in a drop-in of the unit"
         log.warning("admin_uids_hidden", uids=hidden, reason="this user namespace does not show them", advice=advice)

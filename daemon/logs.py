@@ -113,7 +113,7 @@ class _Lines:
 
 
 def _catch_the_rest() -> None:
-    """Let everything that Python itself would print on standard error be a log line."""
+    """Log everything that Python itself would print on standard error."""
     logging.basicConfig(handlers=[_FromLibraries()])
     logging.captureWarnings(True)
     sys.excepthook = _failed

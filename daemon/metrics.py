@@ -241,7 +241,7 @@ def folder(config: Config) -> Path:
 
 @contextmanager
 def daemon_metrics_file(where: Path) -> Iterator[MetricsFile]:
-    """Give the daemon's file, and remove those of earlier daemons. A daemon can run without one."""
+    """Open the daemon's file, and remove those of earlier daemons. A daemon can run without one."""
     metrics_file = MetricsFile()
     try:
         make_folder(where)

@@ -197,7 +197,7 @@ class Outbox:
     # --- out -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Take nothing more; what is queued is still sent, within a moment."""
+        """Accept no more messages; queued ones are still sent, within a short time."""
         if not self.closed:
             self.closed = True
             self._sending.deadline = anyio.current_time() + _FAREWELL_S

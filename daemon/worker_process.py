@@ -50,7 +50,7 @@ async def run(command: Sequence[str], config: Config, descriptors: Sequence[int]
 
 
 async def stop(process: Process) -> None:
-    """Ask a process to stop; kill one that does not, because the daemon would wait for it."""
+    """Send SIGTERM to a process; kill it if it does not end, because the daemon would wait for it."""
     with suppress(ProcessLookupError):
         process.terminate()
     with anyio.move_on_after(STOP_S):

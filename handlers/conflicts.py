@@ -14,7 +14,7 @@ from storage.pool_layout import claimant
 
 
 def children(view: TxView, txid: bytes) -> list[bytes]:
-    """Return who spends an output of a transaction, or would: conflicting children and recorded spenders."""
+    """Return the transactions that spend an output of one, or would: conflicting children and recorded spenders."""
     if txid == PLACEHOLDER:
         return []
     record = view.record(txid)
@@ -26,7 +26,7 @@ def children(view: TxView, txid: bytes) -> list[bytes]:
 
 
 def descendants(view: TxView, txid: bytes, known: Container[bytes] = ()) -> list[bytes]:
-    """Return who builds on a transaction, nearest first; those that are `known` are left out."""
+    """Return the descendants of a transaction, nearest first, except those that are `known`."""
     found: dict[bytes, None] = {}
     waiting = deque(children(view, txid))
     while waiting:
@@ -65,7 +65,7 @@ def counter_conflicting(view: TxView, txid: bytes) -> list[bytes]:
 
 
 def decide(view: TxView, winners: Sequence[bytes], height: int) -> list[bytes]:
-    """Let conflicting transactions win and those that exclude them lose, all or none. Returns the losers.
+    """Make conflicting transactions win and those that exclude them lose, all or none. Returns the losers.
 
     Raises:
         TxFault: `PROCESSING`: a winner is not conflicting, or one that it conflicts with can't lose; `UTXO_ERROR`.
@@ -129,7 +129,7 @@ def condemn(view: TxView, txids: Sequence[bytes]) -> list[bytes]:
 
 
 def readmit(view: TxView, txid: bytes, wanted: Mapping[int, bytes] | None = None) -> bool:
-    """Let a conflicting transaction claim its inputs again, all or none, and wait for a block.
+    """Make a conflicting transaction unmined again: it claims its inputs, all or none.
 
     `wanted` are hashes of what it spends, by the numbers of the inputs. Returns False if it is not conflicting.
 

@@ -48,7 +48,7 @@ def lock_ttl(records: int) -> int:
 
 
 def acquire(view: TxView, txid: bytes, owner: bytes, records: int, now: float) -> None:
-    """Take the lock of a transaction's creation.
+    """Acquire the lock of a transaction's creation.
 
     Raises:
         TxFault: `TX_EXISTS`: another has it.
@@ -76,7 +76,7 @@ def ended(transactions: Transactions, lock: Lock) -> bool:
 
 
 def release(view: TxView, txid: bytes, owner: bytes) -> bool:
-    """Give the lock back if it is still ours; another's stays."""
+    """Release the lock if this process still holds it."""
     held = view.rows.lock(txid)
     if held is None or held.owner != owner:
         return False
@@ -184,7 +184,7 @@ class Creation:
     # --- steps, each a commit ------------------------------------------------------------------------------------
 
     def begin(self, view: TxView) -> None:
-        """Take the lock, unless the transaction is there or can't be.
+        """Acquire the lock, unless the transaction exists or is refused.
 
         Raises:
             TxFault: `TX_EXISTS`, `PROCESSING` or `UTXO_ERROR`.
@@ -234,7 +234,7 @@ class Creation:
         self._created(view, rival)
 
     def end(self, view: TxView) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         release(view, self.tx.txid, self.owner)
 
     def _still_ours(self, view: TxView) -> None:

@@ -199,7 +199,7 @@ class Deletion:
         return found is not None and any(view.chain.slot(view.txn, found, index) is not None for index, _ in given)
 
     def _check_unmined(self, view: TxView, txid: bytes, record: Record, marks: ParentMarks) -> bool:
-        """Hold a large transaction back for a child that is unmined: searching these takes less time.
+        """Postpone a large transaction because of an unmined child: searching these takes less time.
 
         Return False if one of them can't be read: what it spends is not known then.
         """
@@ -215,7 +215,7 @@ class Deletion:
         return True
 
     def _check_spenders(self, view: TxView, txid: bytes, number: int, gone: Collection[bytes], safe: int) -> None:
-        """Hold a parent back for a child that may still need it."""
+        """Postpone a parent because a child may still need it."""
         examined, defensive = set[bytes](), self.terms.settings.defensive
         for _, row in view.slots(txid, number):
             if not spending.spent(row) or (child := claimant(row)[0]) in examined or child in gone:

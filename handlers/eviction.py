@@ -101,7 +101,7 @@ class Evictor:
         self._wrote = False
 
     def settle(self) -> None:
-        """Take over what is on disk now."""
+        """Reload the totals from disk."""
         now = int(time() * 1000)
         for reason, gone in self._gone.items():
             if gone.count:

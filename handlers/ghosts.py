@@ -65,7 +65,7 @@ def _stands(view: TxView, block: Columns, at: int) -> bool:
 
 
 def make_room(view: TxView) -> None:
-    """Give records to the ghosts of the smallest generations, so that there is space for another one."""
+    """Create records for the ghosts of the smallest generations, to free space for another one."""
     while len(generations := view.ghosts.generations(view.txn)) >= GENERATIONS:
         smallest, left = min(generations, key=lambda each: each.left), list[bytes]()
         for records in view.ghosts.parts(view.txn, smallest):

@@ -82,7 +82,7 @@ class Spends:
         self._numbers, self._spenders = numbers[order], np.concatenate(spenders)[order]
 
     def of(self, numbers: Numbers) -> Numbers:
-        """Return who spent each of these numbers, or `NONE`."""
+        """Return the spender of each of these numbers, or `NONE`."""
         if len(self._numbers) == 0:
             return np.full(len(numbers), NONE, np.int64)
         places = np.searchsorted(self._numbers, numbers).clip(max=len(self._numbers) - 1)

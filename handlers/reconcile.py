@@ -323,7 +323,7 @@ def _is_gone(view: TxView, row: bytes) -> bool:
 
 
 def _displaced(view: TxView, stored: _Stored, right: dict[int, bytes]) -> list[bytes]:
-    """Return who claimed an output before and does no longer, if it waits for a block."""
+    """Return the unmined transaction that has lost its claim on an output, if there is one."""
     lost = [row for index, row in stored.rows.items() if right.get(index, b"")[HASH:] != row[HASH:]]
     spenders = dict.fromkeys(claimant(row)[0] for row in lost if spending.spent(row))
     return [txid for txid in spenders if _waits(view, txid)]

@@ -193,7 +193,7 @@ class SpentBy(NamedTuple):
 
 
 def spender_of_output(shot: Snapshot, number: int) -> SpentBy | None:
-    """Return who spends an output of a transaction that is on disk; None while it is unspent.
+    """Return the spender of an output of a stored transaction; None while it is unspent.
 
     Raises:
         NoIndex: the index `history` is not kept, so that an output without a body may have been spent long ago.
@@ -207,7 +207,7 @@ def spender_of_output(shot: Snapshot, number: int) -> SpentBy | None:
 
 
 def spender_of(shot: Snapshot, found: Found) -> SpentBy | None:
-    """Return who spends an output; None while it is unspent.
+    """Return the spender of an output; None while it is unspent.
 
     Only recent spends are indexed. The spender of an older one is among the transactions that touched the script: the
     undo logs of their blocks have what they spent.

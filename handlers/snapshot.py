@@ -66,7 +66,7 @@ class Snapshot:
 
     @cached_property
     def owners(self) -> Owners:
-        """Return who owns what was reassigned."""
+        """Return the owners of reassigned outputs."""
         return Owners(self.txn, self.store.disk, self.boundary.tip.height if self.boundary.tip else 0)
 
     def tip(self) -> Point | None:

@@ -65,7 +65,7 @@ class TxFault(Exception):
         self.code, self.message, self.inputs, self.outpoints = code, message, inputs or {}, outpoints
 
     def rival(self, txid: bytes) -> bytes | None:
-        """Return who has the first input that `txid` can't spend; None unless others have all of those."""
+        """Return the claimant of the first input that `txid` cannot spend; None unless all of those are claimed."""
         rivals = [fault.spender[0] for fault in self.inputs.values() if fault.code == "SPENT" and fault.spender]
         lost = self.code == "UTXO_ERROR" and len(rivals) == len(self.inputs) and txid not in rivals
         return rivals[0] if lost else None

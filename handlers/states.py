@@ -168,7 +168,7 @@ def freeze(view: TxView, outpoint: OutPoint) -> None:
 
 
 def unfreeze(view: TxView, outpoint: OutPoint) -> None:
-    """Let an output be spent again.
+    """Make an output spendable again.
 
     Raises:
         TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, or `UTXO_NOT_FROZEN`.
@@ -178,7 +178,7 @@ def unfreeze(view: TxView, outpoint: OutPoint) -> None:
 
 
 def reassign(view: TxView, outpoint: OutPoint, new_hash: bytes, address: bytes) -> None:
-    """Give a frozen output to another owner, whose it is `reassign_delay` blocks from now.
+    """Reassign a frozen output to another owner, with effect in `reassign_delay` blocks.
 
     Raises:
         TxFault: as `unfreeze`.

@@ -240,7 +240,7 @@ class TxView:
                 self.rows.put_claim(txid, 0, index, by or None)
 
     def touch(self, txid: bytes) -> bool:
-        """Give a ghost a record, and its claims rows; return False for what is no ghost."""
+        """Create a record for a ghost, and rows for its claims; return False if it is not a ghost."""
         held = self.pooled(txid)
         if held is None or held.ghost is None:
             return False
@@ -312,7 +312,7 @@ class TxView:
         self.rows.put_claim(txid, 0, index, None)
 
     def _touch_claimant(self, txid: bytes, index: int) -> None:
-        """Give the ghost that claims an output a record: the claim is about to change."""
+        """Create a record for the ghost that claims an output: the claim is about to change."""
         by = self.ghosts.claims(self.txn, txid, index).get(index) if self._haunted else None
         if by is not None:
             self.touch(by[0])
@@ -335,7 +335,7 @@ class TxView:
         return True
 
     def release(self, outpoint: OutPoint, by: bytes) -> None:
-        """Give up the claim of `by` on an output, whatever state that is in.
+        """Release the claim of `by` on an output, whatever its state.
 
         Where the chain has the output spent, its spender takes the claim's place. An output that is unknown, frozen,
         or claimed by another stays as it is, and so does one that the chain does not have any more.
@@ -353,7 +353,7 @@ class TxView:
             self.settle(held.txid, held.record)
 
     def release_inputs(self, txid: bytes) -> None:
-        """Give up what a transaction claims."""
+        """Release all claims of a transaction."""
         for n, outpoint in enumerate(self.inputs(txid)):
             self.release(outpoint, claim(txid, n))
 

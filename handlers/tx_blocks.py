@@ -60,7 +60,7 @@ class TxBlocks:
         return self.transactions.view(txn, tip)
 
     def settle(self) -> None:
-        """Take over what is on disk after a commit."""
+        """Reload the state from disk after a commit."""
         with self.pool.disk.read() as txn:
             self.bare, self.idle = self.pool.bare(txn), self.pool.empty(txn)
         self.evictor.settle()
@@ -215,7 +215,7 @@ class TxBlocks:
             self._lose(view, dict.fromkeys(self._losers_by(reconcile.agree(view, txid)), DoubleSpend()), ())
 
     def _spend(self, view: TxView, outpoint: OutPoint, by: bytes, block: BlockTxs) -> bytes | None:
-        """Let a block's transaction have an output; return who had claimed it."""
+        """Assign an output to a block's transaction; return the transaction that had claimed it."""
         txid, index = outpoint
         held = view.pooled(txid)
         if held is None:

@@ -351,7 +351,7 @@ def _no_slot(folder: Path) -> StoreError:
 
 
 def hold(folder: Path) -> int:
-    """Take the store for this process; return the descriptor that holds it.
+    """Lock the store for this process; return the descriptor that holds the lock.
 
     LMDB alone would let a second writer in and serialise it.
 

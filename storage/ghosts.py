@@ -166,7 +166,7 @@ class Ghosts:
             txn.delete(GENERATIONS, db=self._meta)
 
     def end(self, txn: Txn, numbers: Numbers) -> None:
-        """Let transactions be ghosts no longer; each of these is one."""
+        """End these ghosts; each of the transactions is one."""
         self._reads = None
         set_stored(txn, self._live, numbers, to=False)
         kept = list[Generation]()
@@ -312,7 +312,7 @@ class Ghosts:
         return Found(ghost.number + index, int(record["value"]), raw[:length], raw[length:])
 
     def claims(self, txn: Txn, txid: bytes, index: int | None = None) -> dict[int, tuple[bytes, int]]:
-        """Return who of the ghosts claims outputs of a transaction, with which input: of all, or of one."""
+        """Return the ghosts that claim outputs of a transaction, with their inputs: all outputs, or one."""
         numbers = [number for _, number in self._numbers(txn, BY_PARENT, txid, index)]
         if not numbers:
             return {}

@@ -85,7 +85,7 @@ class JobStore:
             txn.put(txid, seal_bytes(keys.u32(count)), db=self.left)
 
     def next_left(self, txn: Txn) -> tuple[bytes, int] | None:
-        """Take one page that is to be removed off the list."""
+        """Delete one page from the list of pages to be removed."""
         cursor = txn.cursor(self.left)
         if not cursor.first():
             return None

@@ -102,7 +102,7 @@ class Pool:
         return {txid: open_row(Record, raw, f"the record of {txid.hex()}") for txid, raw in found}
 
     def lock(self, txn: Txn, txid: bytes) -> Lock | None:
-        """Return who creates a transaction now."""
+        """Return the owner of the lock of a transaction's creation."""
         raw = txn.get(txid + LOCK, db=self.tx)
         return None if raw is None else open_row(Lock, raw, f"the lock of {txid.hex()}")
 

@@ -216,7 +216,7 @@ class PoolRows:
             self._put_other(txid, BODY, None)
 
     def lock(self, txid: bytes) -> Lock | None:
-        """Return who creates this transaction now."""
+        """Return the owner of the lock of this transaction's creation."""
         raw = self._other(txid, LOCK)
         return None if raw is None else open_row(Lock, raw, f"the lock of {txid.hex()}")
 
@@ -227,7 +227,7 @@ class PoolRows:
     # --- claims --------------------------------------------------------------------------------------------------
 
     def claim(self, txid: bytes, page: int, slot: int) -> bytes | None:
-        """Return who spends the output in a slot, or that it is frozen."""
+        """Return the claim on a slot: the spender, or the mark of a frozen output."""
         key = claim_key(txid, page, slot)
         by = self._claims.get(key, _UNREAD)
         if by is _UNREAD:
@@ -297,7 +297,7 @@ class PoolRows:
         self._delete(txid + front)
 
     def _forget_record(self, txid: bytes) -> None:
-        """Take a record out of the indexes and the memory."""
+        """Remove a record from the indexes and from memory."""
         record = self.record(txid)
         if record is not None:
             if record.reassignments or record.pages:

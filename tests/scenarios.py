@@ -79,12 +79,12 @@ class LiveSet:
 
     def __init__(self) -> None:
         self.coins: dict[tuple[str, int], str] = {}
-        self._told: list[Message] = []  # what still counts
+        self._sent: list[Message] = []  # what still counts
 
     @property
     def tip(self) -> str | None:
         """Return the tip's hash."""
-        return next((message["hash"] for message in reversed(self._told) if message["type"] == "BlockApplied"), None)
+        return next((message["hash"] for message in reversed(self._sent) if message["type"] == "BlockApplied"), None)
 
     def tell(self, messages: Iterable[Message]) -> LiveSet:
         """Carry messages out."""
@@ -97,7 +97,7 @@ class LiveSet:
         return self
 
     def _count(self, message: Message) -> None:
-        self._told.append(message)
+        self._sent.append(message)
         for made in message.get("txs", ()):
             self._carry_out(made)
         for seeded in message.get("outputs", ()):
@@ -105,10 +105,10 @@ class LiveSet:
 
     def _go_back(self, to: str | None) -> None:
         """Begin again with what stays."""
-        stays = self._told
+        stays = self._sent
         while stays and stays[-1]["type"] == "BlockApplied" and stays[-1]["hash"] != to:
             stays.pop()
-        self.coins, self._told = {}, []
+        self.coins, self._sent = {}, []
         for message in stays:
             self._count(message)
 

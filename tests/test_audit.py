@@ -192,7 +192,7 @@ def heir_row(of: str) -> bytes:
 
 
 BY_U = claim(name("u"), 0)
-BY_NOBODY = claim(name("nobody"), 0)
+BY_UNKNOWN = claim(name("nobody"), 0)
 BODY = keys.u32(BODY_PAGE)
 KINDS: dict[str, tuple[Damage, str]] = {
     "a wrong count of recorded outputs": (record("m", recorded=3), "recorded outputs, but has 2 slots"),
@@ -288,9 +288,9 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
         both(slot("raw", 0, 0, None), record("raw", recorded=0)),
         "but has no slot in its record",
     ),
-    "a spender that nobody knows": (slot("u", 0, 0, BY_NOBODY), "which is unknown"),
+    "a spender that nobody knows": (slot("u", 0, 0, BY_UNKNOWN), "which is unknown"),
     "a claim of an unknown transaction": (
-        slot("p", 0, 0, BY_NOBODY),
+        slot("p", 0, 0, BY_UNKNOWN),
         f"has a claim of {name('nobody').hex()}, which is",
     ),
     "a claim of a block's transaction": (slot("p", 0, 0, claim(name("w"), 0)), "which is in a block and does not"),
@@ -375,7 +375,7 @@ def test_rebuilding_a_record_keeps_what_only_the_record_has(store: Daemon) -> No
 
 
 def test_rebuilding_records_may_be_killed_and_run_again(store: Daemon) -> None:
-    strays = {name(f"stray {n}") + MASTER + MASTER: seal_bytes(BY_NOBODY) for n in range(20_000)}
+    strays = {name(f"stray {n}") + MASTER + MASTER: seal_bytes(BY_UNKNOWN) for n in range(20_000)}
     harm(store, lambda kept, txn: txn.cursor(kept.pool.claim).putmulti(sorted(strays.items())))
     with piped("reindex", "--records", "--config", store.config) as process:
         assert process.stderr is not None
@@ -456,7 +456,7 @@ def test_pages_that_the_pruner_is_about_to_remove(store: Daemon) -> None:
 
 
 def test_a_spender_that_was_pruned(store: Daemon) -> None:
-    harm(store, slot("u", 0, 0, BY_NOBODY))
+    harm(store, slot("u", 0, 0, BY_UNKNOWN))
     assert any("which is unknown" in finding for finding in audited(store).contradictions)
     harm(store, record("u", deleted_children=[name("nobody")]))
     assert not any("which is unknown" in finding for finding in audited(store).contradictions)

@@ -381,7 +381,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def serving(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Run a server that answers every request with `answer`; yield what was asked."""
+    """Run a server that answers every request with `answer`; yield the requests."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -572,9 +572,9 @@ def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the machine's own are asked for, at an address that says nothing to a user who forgot to set them."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         reasons = fails_in_one_line({"check": Bucket("box", "p").check}, 20)
     assert reasons["check"].endswith("(AWS_ACCESS_KEY_ID is not set)")
 

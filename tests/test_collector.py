@@ -20,7 +20,7 @@ CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def untracked() -> list[type[Struct]]:
-    """Return every struct of ours that the collector is told to ignore."""
+    """Return every struct of the program that the garbage collector is configured to ignore."""
     for name in MODULES:
         if not name.startswith("bench"):
             import_module(name)

@@ -198,7 +198,7 @@ def test_a_block_cant_have_what_is_not_whole(missing: int, subject: Subject) -> 
 
 
 def test_what_is_pruned_and_comes_again_keeps_nothing(subject: Subject, after: Rows) -> None:
-    """Its further pages go after the master: a process that dies between leaves spent ones behind."""
+    """Its further pages are deleted after the master: a process that is killed between leaves spent ones."""
     subject.run(LARGE)
     spent = [subject.words.outpoint(out) for out in ("A:3", "A:6")]
     subject.daemon.write(lambda view: spend(view, subject.words.txid("B"), spent, 6))
@@ -261,7 +261,7 @@ def test_its_parent_is_deleted_meanwhile(subject: Subject) -> None:
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("kind", ["fails", "before", "after"])
 def test_removing_it_is_interrupted(number: int, kind: str, subject: Subject, before: Rows) -> None:
-    """What is left is still being created: nobody can spend it, and the recovery removes it."""
+    """What is left is still being created: it cannot be spent, and the recovery removes it."""
     rival(subject, "clearCreating:0")
     step = f"record.remove:{number}"
     if kind == "fails":

@@ -67,7 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def store(whole: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    """Give a copy to damage, of a classic store unless told."""
+    """Yield a copy to damage, by default of a classic store."""
     kind = getattr(request, "param", "classic")
     with home(tmp_path, None, **settings(kind)) as daemon:
         shutil.copytree(whole[kind] / "data", tmp_path / "data")
@@ -92,7 +92,7 @@ def overwrite(path: Path, at_byte: int, data: bytes) -> None:
 
 
 def refused(daemon: Daemon, command: str, words: str) -> None:
-    """Check that a command ends with exit code 3 and one line that says so."""
+    """Check that a command ends with exit code 3 and a one-line error."""
     done = daemon.run(command)
     text = done.stderr.decode()
     assert done.returncode == 3, (command, text)
@@ -371,7 +371,7 @@ def died(code: str, row: str, number: signal.Signals) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_right_after_the_fork_ends_the_child_too(number: signal.Signals) -> None:
-    """Else it goes on for a moment, and the copy that it makes stays."""
+    """Otherwise it continues for a short time, and its copy remains."""
     script = (
         "import os, sys, time\n"
         "from daemon.child import go_on_in_child\n"
@@ -396,7 +396,7 @@ def test_a_signal_right_after_the_fork_ends_the_child_too(number: signal.Signals
 
 
 def test_a_page_that_is_not_there_ends_a_command_with_one_line(store: Daemon) -> None:
-    """What reads the store without a look at its pages first is ended by SIGBUS: its parent says what that means."""
+    """A process that reads the store without checking its pages is ended by SIGBUS: its parent reports the damage."""
     os.truncate(file(store), 8 * PAGE)
     refused(store, "export", "the store is damaged: reading it ended with SIGBUS")
     refused(store, "reindex", "the store is damaged: reading it ended with SIGBUS")
@@ -459,7 +459,7 @@ def test_a_signal_from_outside_is_only_logged(store: Daemon) -> None:
 
 # --- exceptions ------------------------------------------------------------------------------------------------------
 
-ASKED = {  # what reads the rows of a table
+QUERIED = {  # what reads the rows of a table
     "status": ["status"],
     "export": ["export"],
     "output": ["query", "utxo", f"{digest('tx', 300).hex()}#5"],
@@ -497,10 +497,10 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
 }
 ROWS: dict[str, tuple[Callable[[Hand], object], list[str]]] = {
     "a chain that is no text": (meta(b"chain", seal_bytes(b"\xff\xfe")), ["status", "export", "output"]),
-    "a state of no bytes": (meta(STATE, NOTHING), [*ASKED]),
-    "a state that is an array of nothing": (meta(STATE, seal_row(msgspec.Raw(b"\x90"))), [*ASKED]),  # type: ignore[arg-type]
-    "a state that is one byte": (meta(STATE, b"\x90"), [*ASKED]),
-    "a state that is a map": (meta(STATE, A_MAP), [*ASKED]),
+    "a state of no bytes": (meta(STATE, NOTHING), [*QUERIED]),
+    "a state that is an array of nothing": (meta(STATE, seal_row(msgspec.Raw(b"\x90"))), [*QUERIED]),  # type: ignore[arg-type]
+    "a state that is one byte": (meta(STATE, b"\x90"), [*QUERIED]),
+    "a state that is a map": (meta(STATE, A_MAP), [*QUERIED]),
     "a list of runs that is a map": (meta(b"runs:txid", A_MAP), ["output"]),
     "a list of runs of no bytes": (meta(b"runs:address_hash", NOTHING), ["address"]),
 }
@@ -525,7 +525,7 @@ def test_an_unreadable_row_is_one_line(store: Daemon, kind: str) -> None:
     """Whatever the code that reads it raises: no traceback, and what to do. In this process: it is many commands."""
     damage, requests = ROWS[kind]
     harm(folder(store), damage)
-    for command, *arguments in (ASKED[name] for name in requests):
+    for command, *arguments in (QUERIED[name] for name in requests):
         words = [command, *arguments[:1], "--config", str(store.config), *arguments[1:]]
         reported = CliRunner().invoke(main, words)
         assert reported.exit_code == 3, (command, reported.output)

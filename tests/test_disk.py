@@ -27,7 +27,7 @@ ANN = output("ann").address
 
 @contextmanager
 def child(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
-    """Run code in a process of its own; it says when it is ready, and ends when its input does."""
+    """Run code in a separate process; it reports when it is ready, and ends when its input does."""
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(storage.disk.__file__).parents[1])])
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *map(str, args)],

@@ -93,7 +93,7 @@ def test_the_feeder_brings_its_chain_wherever_the_daemon_is(language: str, daemo
 
 
 def test_the_subscriber_misses_nothing(language: str, daemon: Daemon, tmp_path: Path) -> None:
-    """It is killed and goes on behind its bookmark; it ends when the daemon does."""
+    """It is killed and resumes after its bookmark; it ends when the daemon does."""
     output_of("python", "feeder", daemon.socket)
     received = list[str]()
 

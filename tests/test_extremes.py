@@ -161,7 +161,7 @@ def test_every_integer_is_tried_and_has_the_bounds_of_the_disk() -> None:
 
 
 class Sender:
-    """Tells one message after the other; a block follows the tip, and every transaction is a new one."""
+    """Sends one message after the other; a block follows the tip, and every transaction is new."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -260,7 +260,7 @@ def test_a_map_that_is_full_at_any_write_grows(step: Step, tmp_path: Path) -> No
 def test_a_fault_while_a_store_is_made_or_an_index_dropped(
     kind: Callable[[], lmdb.Error], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store is made wholly or not at all, and an index is either kept or gone."""
+    """A store is created completely or not at all, and an index is either present or absent."""
     small(monkeypatch)
     with Disk(tmp_path, TABLES, durable=False) as disk:
         store = HistoryStore(disk, LEAVES)

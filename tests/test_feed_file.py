@@ -43,7 +43,7 @@ def feed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b"") 
 
 
 def fed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b"") -> str:
-    """Run a feed that has to succeed; return what it says."""
+    """Run a feed that has to succeed; return its output."""
     done = feed(daemon, source, *options, stdin=stdin)
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
     return done.stderr.decode()

@@ -36,7 +36,7 @@ def test_tables_have_names() -> None:
 
 
 def test_bytes_on_disk(tmp_path: Path) -> None:
-    """Three leaves, the second one of an output that nobody can spend."""
+    """Three leaves, the second one of an unspendable output."""
     with open_chain(tmp_path, store="mmr") as chain:
         feed(chain, block(None, MADE, hash=HASH))
         left, right, last = h(0, LEAVES[0]), h(1, b"\xf6"), h(3, LEAVES[1])

@@ -39,7 +39,7 @@ def tx(name: str, values: list[int], *spent: tuple[str, int], **parts: bytes | i
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
-    """Tell a story in which every field is something, and return all rows in hexadecimal."""
+    """Apply messages that set every field, and return all rows in hexadecimal."""
     folder = tmp_path_factory.mktemp("format")
     with Disk(folder / "lmdb", TABLES + pool.TABLES + jobs.TABLES, durable=False) as disk:
         chain_store = open_store(disk, chain="bitcoin/mainnet")

@@ -58,7 +58,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Twin:
-    """A store that is told a story; `with_rows` lets every ghost have rows as soon as there is one."""
+    """A store that receives messages; with `with_rows`, every ghost has rows as soon as it exists."""
 
     def __init__(self, local: LocalStore, *, with_rows: bool) -> None:
         self.local, self.with_rows = local, with_rows
@@ -69,7 +69,7 @@ class Twin:
         self.repaired = 0
 
     def tell(self, events: list[Inbound]) -> tuple[list[tuple[int | None, str]], list[Fact]]:
-        """Tell each message by itself; return the answers and the facts."""
+        """Send each message separately; return the answers and the facts."""
         sender, facts = Listener(), list[Fact]()
         for event in events:
             for committed in follow(self.local.chain, Line([message(event, sender)])):
@@ -87,7 +87,7 @@ class Twin:
             return self.store.ghosts.count(txn)
 
     def answers(self, names: Iterable[bytes]) -> dict[str, object]:
-        """Return what is said of transactions, and of their outputs."""
+        """Return the facts about transactions and their outputs."""
         found = dict[str, object]()
         with self.local.disk.read() as txn:
             view = self.local.transactions.view(txn)

@@ -172,7 +172,7 @@ def until_answered(client: Client, number: int) -> list[Message]:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_wrong_types_everywhere(unfed: Daemon, encoding: Encoding) -> None:
-    """Each message gets one answer, the connection goes on, and those that are valid leave a sound store."""
+    """Each message gets one answer, the connection stays open, and valid messages leave a sound store."""
     seen: dict[str, int] = {}
     with unfed.client(encoding) as client:
 

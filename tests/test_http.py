@@ -149,7 +149,7 @@ def test_an_output_field_by_field(fed_api: Api) -> None:
 
 
 def test_owners_are_read_from_the_address(fed_api: Api) -> None:
-    nobody = dict.fromkeys(OWNERS)
+    no_owners = dict.fromkeys(OWNERS)
     with_stake = {"owner_stake_addr": STAKE, "owner_stake_credential": DELEGATED}
     script = {"owner_payment_credential": VECTORS["script"][1][2:58]}
     for index, name, owners in (
@@ -158,7 +158,7 @@ def test_owners_are_read_from_the_address(fed_api: Api) -> None:
         (4, "byron", {}),
     ):
         found = fed_api.get(utxo_path("bare", index))
-        assert {owner: found[owner] for owner in OWNERS} == nobody | {"owner_addr": VECTORS[name][0]} | owners
+        assert {owner: found[owner] for owner in OWNERS} == no_owners | {"owner_addr": VECTORS[name][0]} | owners
 
 
 def test_amounts_have_the_base_unit_first_and_quantities_as_strings(fed_api: Api) -> None:

@@ -132,7 +132,7 @@ def test_utxo_076_pages_are_in_the_order_of_the_chain(paid: Api) -> None:
 
 
 def test_utxo_077_there_is_no_page_0(paid: Api) -> None:
-    """Pages count from 1, and nothing is clamped in silence: page 0 is told from page 1."""
+    """Pages count from 1, and no number is clamped silently: page 0 is refused, not read as page 1."""
     failure(paid.ask(f"/api/v1/{A}/utxos?count=10&page=0"), 400, "bad_parameter", "page")
     assert outpoints(utxos(paid, A, "?count=10&page=1")) == ALL[:10]
 
@@ -153,7 +153,7 @@ def test_utxo_079_what_is_filtered_by_asset_is_filtered_before_paging(empty: Api
 
 
 def test_utxo_082_the_hash_of_an_inline_datum_is_of_its_original_bytes(empty: Api) -> None:
-    """That the datum is an inline one is told by `inline_datum`, which is null otherwise."""
+    """`inline_datum` is null unless the datum is an inline one."""
     odd = bytes.fromhex("9f1b0000000000000001ff")  # an array without a length, a number longer than it need be
     empty.feed(block(None, tx("in", output("A", inline_datum=odd))))
     [found] = utxos(empty, A)

@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(whole: Path, tmp_path: Path) -> Iterator[tuple[Daemon, int]]:
-    """Give a copy of a store, and the port at which it is to be asked."""
+    """Yield a copy of a store, and the port of its HTTP API."""
     port = free_port()
     with home(tmp_path, http={"listen": f"127.0.0.1:{port}", "workers": 1}) as daemon:
         shutil.copytree(whole / "data", tmp_path / "data")
@@ -48,7 +48,7 @@ def log_of(daemon: Daemon) -> str:
 
 
 def shorten_address(txn: Txn, disk: Disk, txid: bytes, index: int) -> None:
-    """Let an output's record say that its address has one byte: the others are taken for what stands behind it."""
+    """Write an address length of one byte to an output's record: the other bytes are read as the next field."""
     tx = Stored(txn, disk.tables).find_tx(txid)
     assert tx is not None
     cursor, number = txn.cursor(disk.tables[OUTPUT]), tx.number + index

@@ -147,7 +147,7 @@ def ready(web: Web) -> tuple[int, dict[str, Any]]:
 
 
 def becomes(web: Web, status: int, word: str) -> dict[str, Any]:
-    """Wait until it is so; return what else it says."""
+    """Wait for this state; return the other fields of the answer."""
     until(lambda: ready(web)[1]["status"] == word, why=f"it is not {word}")
     code, content = ready(web)
     assert (code, content["status"]) == (status, word)

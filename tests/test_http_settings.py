@@ -34,7 +34,7 @@ def test_an_empty_store() -> None:
 
 
 def test_a_network_of_bitcoin_that_is_not_known() -> None:
-    """Its addresses are hex, and the log says so, once."""
+    """Its addresses are hex, and the log reports this once."""
     script = bytes.fromhex("76a91462e907b15cbf27d5425399ebf6f0fb50ebb88f1888ac")
     reported = {"chain": {"family": "bitcoin", "network": "private"}, "http": {"workers": 2}}
     with short_folder() as folder, running_api(folder, **reported) as api:

@@ -70,7 +70,7 @@ def one_by_one(api: Api, *messages: Message) -> None:
 
 
 def inpoints(*outpoints: list[Any]) -> list[Message]:
-    """Return outputs of which the sender said nothing else."""
+    """Return outputs of which the sender reported nothing else."""
     fed_api = {"value": None, "script": None}
     return [{"tx_hash": txid.hex(), "output_index": index} | fed_api for txid, index in outpoints]
 
@@ -334,7 +334,7 @@ def empty(last: Message, count: int) -> list[Message]:
 
 
 def removed(api: Api, name: str) -> None:
-    """Wait until a transaction is gone; it is for every route."""
+    """Wait until a transaction is removed, for every route."""
     api.web.until(path(name), 404)
     for more in ("", "/raw", "/utxos"):
         failure(api.ask(path(name, more)), 404, "unknown_transaction", txid(name))

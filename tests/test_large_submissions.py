@@ -132,7 +132,7 @@ def test_a_frame_that_ends_too_soon(length: int) -> None:
 
 
 def broken() -> Iterator[tuple[Message, str]]:
-    """Yield submissions that are wrong, and what is said of each."""
+    """Yield invalid submissions, and the error of each."""
     late = 2 * PIECE + 3
     for change, reported in (
         ({"value": "7"}, f"Expected `int`, got `str` - at `$.tx.outputs[{late}].value`"),

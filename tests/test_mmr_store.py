@@ -147,7 +147,7 @@ def test_a_rollback_over_a_lost_node_changes_nothing(tmp_path: Path, monkeypatch
 
 
 def test_nodes_of_blocks_that_may_be_rolled_back_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also above outputs that nobody can spend: a block that may be rolled back has all its nodes."""
+    """Also above unspendable outputs: a block that may be rolled back has all its nodes."""
     small_nodes(monkeypatch)
     with open_chain(tmp_path, store="mmr") as chain:
         feed(chain, block(None, tx("nothing", *(output("ann", 0, spendable=False) for _ in range(4)))))

@@ -344,7 +344,7 @@ class Scenario(RuleBasedStateMachine):
         MET.meet(f"a refusal: {what}")
 
     def refuse_below_the_floor(self, target: int, floor: int, by: str) -> None:
-        """Nothing below the floor can be gone back to, however it is named."""
+        """No block below the floor can be the target of a rollback, however it is named."""
         model = self.model
         point, lowest = model.moments[target].point, model.moments[floor].point
         assert lowest is not None

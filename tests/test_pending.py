@@ -51,7 +51,7 @@ def pay(name: str, *spends: OutPoint, outs: int = 2, **parts: Any) -> Tx:
 
 
 class Pool:
-    """A daemon's stores, told messages one by one."""
+    """A daemon's stores, which receive messages one by one."""
 
     def __init__(self, disk: Disk, folder: Path, rules: Rules) -> None:
         self.utxo = open_store(disk, indexes=["address_hash"])
@@ -76,7 +76,7 @@ class Pool:
         return self.tell(*(TxSubmitted(tx=tx, **parts) for tx in txs))
 
     def pending(self) -> list[bytes]:
-        """Return the submissions that wait, the oldest first; all that is said of them agrees."""
+        """Return the unmined submissions, the oldest first; all reports of them must agree."""
         with self.utxo.disk.read() as txn:
             names = [name for _, name in self.store.pending.ordered(txn)]
             records = self.store.records(txn, names)

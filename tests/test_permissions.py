@@ -48,7 +48,7 @@ FOR_OPERATORS: dict[str, Message] = {
 
 
 class Near:
-    """The far end of a connection that the kernel would say is some user's."""
+    """The peer of a connection that the kernel would report as a given user's."""
 
     def __init__(self, stream: UNIXSocketStream) -> None:
         self._stream = stream

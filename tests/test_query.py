@@ -49,7 +49,7 @@ Held = tuple[OutPoint, Coin]
 
 
 def keys() -> list[tuple[str, bytes]]:
-    """Return what outputs can be asked for by; addresses are the bytes themselves."""
+    """Return the keys of outputs; addresses are the bytes themselves."""
     named = [credential(name) for name in ("ann", "bob", "cid", "script", "pool", "nobody")]
     return [
         *(("address_hash", address) for address in (*ADDRESSES, wallet("nobody"))),

@@ -48,7 +48,7 @@ def test_blocks_behind_are_unknown_without_a_feeder_and_never_negative() -> None
 
 
 def report(daemon: Daemon, code: int) -> dict[str, object]:
-    """Return what `utxod status --json` says; it exits with `code`."""
+    """Return the output of `utxod status --json`; it exits with `code`."""
     done = daemon.run("status", "--json")
     assert done.returncode == code, done.stdout.decode()
     found: dict[str, object] = json.loads(done.stdout)
@@ -56,7 +56,7 @@ def report(daemon: Daemon, code: int) -> dict[str, object]:
 
 
 def handlers(found: dict[str, object]) -> dict[str, tuple[str, str]]:
-    """Return the state of each part and what is said of it."""
+    """Return the state and the detail of each part."""
     return {part["name"]: (part["state"], part["detail"]) for part in found["handlers"]}  # type: ignore[attr-defined]
 
 
@@ -122,7 +122,7 @@ def test_status_distinguishes_another_daemon_on_the_same_port() -> None:
 
 
 def report_any(daemon: Daemon) -> dict[str, object]:
-    """Return what the status says while the daemon still starts its workers."""
+    """Return the status while the daemon still starts its workers."""
     found: dict[str, object] = json.loads(daemon.run("status", "--json").stdout)
     return found
 

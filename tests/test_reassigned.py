@@ -67,7 +67,7 @@ def row(outpoint: list[Any], given: int | None = None) -> Row:
 
 
 def held(api: Api, where: str, *, more: str = "") -> list[Row]:
-    """Return what a list has; both orders, pages of one, the balance and CBOR say the same."""
+    """Return the content of a list; both orders, pages of one, the balance and CBOR must agree."""
     found = api.get(f"{where}/utxos?count=100{more}")
     rows = [(utxo["tx_hash"], utxo["output_index"], utxo.get("reassigned_at")) for utxo in found]
     for order in ("asc", "desc"):
@@ -213,7 +213,7 @@ def test_given_on_and_back(api: Api, client: Client) -> None:
 
 
 def test_what_no_block_has_yet(api: Api, client: Client) -> None:
-    """A transaction that waits, small and large: its block tells who the first owner was."""
+    """An unmined transaction, small and large: its block determines the first owner."""
     one = block(None)
     small = tx("small", output("ann", 3))
     large = tx("large", *(output(name, n + 1) for n, name in enumerate(["x", "x", "x", "ann", "x"])))
@@ -236,7 +236,7 @@ def test_what_no_block_has_yet(api: Api, client: Client) -> None:
 
 
 def pruned(api: Api, client: Client, name: str, tip: Message) -> Message:
-    """Apply blocks until a record is gone; return the last one."""
+    """Apply blocks until a record is deleted; return the last one."""
     until = monotonic() + PATIENCE_S
     while record(api, name) is not None:
         assert monotonic() < until
@@ -278,7 +278,7 @@ def test_a_block_that_spends_it_ends_it(api: Api, client: Client, size: int) -> 
 
 
 def test_a_block_that_comes_before_the_new_owner(api: Api, client: Client) -> None:
-    """Nobody else can spend the output then; the chain can, and the old owner did."""
+    """No other submission can spend the output then; the chain can, and the old owner did."""
     one = block(None, tx("p", output("ann", 1)), tx("q", output("ann", 2)))
     spend = tx("c", output("x"), spends=[at("p")])
     done(client, one, *give(at("p"), address("bob")), *give(at("q"), address("bob")))

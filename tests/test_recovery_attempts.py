@@ -376,7 +376,7 @@ async def giving(answer: Any) -> Any:
 async def test_a_handler_that_misbehaves_fails_its_row(
     on_sqlite: Storage, answer: Callable[[], Any], error: str
 ) -> None:
-    """Also with one worker only: it goes on."""
+    """Also with only one worker: it continues."""
     await old(on_sqlite, 1)
     async with managing(on_sqlite, Wrong(answer), max_attempts=2, worker_count=1):
         await until(becomes(on_sqlite, tx(1), "dead"))

@@ -49,7 +49,7 @@ def comes_to(daemon: Daemon, **most: int) -> None:
 
 
 def test_a_flood_of_submissions_leaves_the_rows_of_what_waits(folder: Path, store: dict[str, Any]) -> None:
-    """No feeder says how far the network is, so none of them would ever become an orphan."""
+    """No feeder reports the height of the network, so none of them would ever become an orphan."""
     with running(folder, transactions={"max_pending_count": PENDING}, recovery=SOON | store) as daemon:
         with daemon.client("frames") as client:
             client.feed([block(None)])

@@ -41,7 +41,7 @@ def submit(client: Client, *transactions: Message) -> None:
 
 
 def output_of(daemon: Daemon, *words: str) -> Any:
-    """Return what a command says, once a daemon that has just started has made its tables."""
+    """Return the output of a command, once a daemon that has just started has created its tables."""
     done = patience.until(lambda: daemon.run("recovery", *words), lambda done: b"has no schema yet" not in done.stderr)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
@@ -264,7 +264,7 @@ def test_a_transaction_that_no_other_source_has_becomes_an_orphan_though_we_hold
 
 
 def node_circuit(daemon: Daemon) -> str:
-    """Return what the metrics say of the node's circuit."""
+    """Return the metrics of the node's circuit breaker."""
     found = re.compile(r"utxod_recovery_circuit\{.*source=node.*\}")
     (state,) = [name for name, value in scrape(daemon).items() if value and found.fullmatch(name)]
     (output_of,) = re.findall("state=(\\w+)", state)

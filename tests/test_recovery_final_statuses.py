@@ -81,7 +81,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_final_row_is_marked_until_it_is_published(lab: Lab) -> None:
-    async with tables(lab) as storage, tables(lab, "another") as other, tables(lab, None) as nobody:
+    async with tables(lab) as storage, tables(lab, "another") as other, tables(lab, None) as unnamed:
         await storage.add(map(tx, range(9)), 0.0, 60.0)
         claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 4)}
         settled = [Settlement(claim, status, "valid") for claim, status in zip(claims.values(), FINAL, strict=True)]
@@ -90,11 +90,11 @@ async def test_a_final_row_is_marked_until_it_is_published(lab: Lab) -> None:
         await storage.settle([Settlement(settled[3].claim, "pending", "busy")])
         free = [tx(n) for n in range(9) if tx(n) not in claims]
         await storage.conclude(free[:2], "deleted", "")
-        await nobody.conclude(free[2:3], "deleted", "")
+        await unnamed.conclude(free[2:3], "deleted", "")
         mine = {each.claim.txid: each.status for each in settled[:2]} | dict.fromkeys(free[:2], "deleted")
         assert dict(await storage.unpublished(100)) == mine
         assert await other.unpublished(100) == [(settled[2].claim.txid, "orphan")]
-        assert await nobody.unpublished(100) == []
+        assert await unnamed.unpublished(100) == []
         assert len(await storage.unpublished(3)) == 3
         await storage.reopen([free[0]], "", FINAL)  # and so it is not final any more
         del mine[free[0]]

@@ -230,7 +230,7 @@ def test_patience_comes_before_the_pause(attempts: int, cap_s: float) -> None:
         assert (settled.delay_s, settled.status, settled.failed) == (25.0 + pause_s, "pending", False)
 
 
-async def test_a_result_whose_answer_was_lost_is_marked_as_untold(lab: Lab) -> None:
+async def test_a_result_whose_answer_was_lost_is_marked_as_unpublished(lab: Lab) -> None:
     """The reporter of final rows finds it; what did not land is attempted again."""
     async with lab.storage(reporter="me") as storage:
         await old(storage, 1, 2)

@@ -21,7 +21,7 @@ from handlers.events import Error, Inbound, Pruned, Welcome
 from handlers.refusal import CODES
 
 FILE = ROOT / "docs" / "messages.md"
-SAYING_NO = {"Refused", "Refusal", "TxFault", "Fault", "PendingFull"}
+REFUSING = {"Refused", "Refusal", "TxFault", "Fault", "PendingFull"}
 OF_TIME = {"version", "store_id", "seconds_since_last_block", "feeder_away_s", "newest_sequence"}
 
 
@@ -108,7 +108,7 @@ def refusal_codes(parsed: ast.Module) -> set[str]:
     """Return the codes with which a module of the socket's side says no."""
     calls = [node for node in ast.walk(parsed) if isinstance(node, ast.Call)]
     given = [
-        call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id in SAYING_NO and call.args
+        call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id in REFUSING and call.args
     ]
     chosen = [each for code in given for each in ((code.body, code.orelse) if isinstance(code, ast.IfExp) else (code,))]
     return {code.value for code in chosen if isinstance(code, ast.Constant)}  # type: ignore[misc]

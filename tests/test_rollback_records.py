@@ -181,7 +181,7 @@ def test_age_and_marks_are_kept_with_another_content(local: LocalDaemon, client:
 
 
 def test_a_repeated_coinbase_is_rolled_back_to_the_first(local: LocalDaemon, client: LocalClient) -> None:
-    """As two of Bitcoin's did: nobody lies here."""
+    """As in two of Bitcoin's blocks: no message is false."""
     reward = tx("reward", output("m"), coinbase=True, raw=b"raw")
     one = block(None, reward)
     two = block(one)

@@ -50,7 +50,7 @@ def test_systemd_may_pass_the_socket(tmp_path: Path) -> None:
 
 
 def words(notified: socket.socket, until: str) -> list[str]:
-    """Return what the daemon says to systemd, up to a line that begins so."""
+    """Return what the daemon sends to systemd, up to a line with this beginning."""
     lines: list[str] = []
     while not lines or not lines[-1].startswith(until):
         lines += notified.recv(4096).decode().splitlines()

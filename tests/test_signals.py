@@ -51,7 +51,7 @@ def lines(daemon: Daemon, event: str) -> list[dict[str, Any]]:
 
 
 def reload(daemon: Daemon, **tables: Any) -> dict[str, Any]:
-    """Write another configuration, send SIGHUP, and return the line that says what came of it."""
+    """Write another configuration, send SIGHUP, and return the log line with the result."""
     daemon.configure(**tables)
     count = len(lines(daemon, "config_reloaded")) + len(lines(daemon, "config_reload_failed"))
     daemon.process.send_signal(signal.SIGHUP)

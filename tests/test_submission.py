@@ -85,7 +85,7 @@ def test_a_recorded_loser_may_claim_its_inputs_later(
 
 @SIZES
 def test_a_spend_of_an_output_that_a_block_spent_is_recorded(client: LocalClient, outputs: int) -> None:
-    """Nobody can decide against a block; when it goes back that may be withdrawn."""
+    """A decision against a block is refused; after its rollback the transaction may be withdrawn."""
     one = block(None, *coins("p"))
     two = block(one, tx("w", output("x"), spends=[at("p")]))
     done(client, one, two, recorded("l", at("p"), outputs=outputs))
@@ -214,7 +214,7 @@ def names(*outpoints: list[Any]) -> list[bytes]:
 
 @SIZES
 def test_hashes_of_inputs(client: LocalClient, outputs: int) -> None:
-    """Of a parent that only the chain tells of, and of one with a record; a wrong one is no conflict."""
+    """Of a parent that is only in the chain, and of one with a record; a wrong hash is not a conflict."""
     one = block(None, *coins("p", "q"))
     spends = [at("p"), at("q", 1), at("q")]
     done(client, one, message_about("TxPreserved", "q", until=50))

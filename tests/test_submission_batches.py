@@ -99,7 +99,7 @@ class Scenario:
 
 
 class Side:
-    """A store, and what it has told."""
+    """A store, and the facts that it has published."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool

@@ -140,7 +140,7 @@ def _whole(client: Client) -> Iterator[Message]:
 
 
 def test_a_long_past_does_not_hold_up_blocks(tmp_path: Path) -> None:
-    """Neither the feeder nor another subscriber waits for one that does not read what it has asked for."""
+    """Neither the feeder nor another subscriber waits for one that does not read its facts."""
     with running(tmp_path, **QUIET) as daemon, daemon.client("frames") as feeder, daemon.client() as stuck:
         blocks = chain(PAST, outputs=0)
         assert statuses(feeder.feed(blocks)) == ["applied"] * PAST

@@ -183,7 +183,7 @@ class SubscriberScenarios(RuleBasedStateMachine):
 
     @rule(data=st.data(), before=st.lists(st.integers(0, 2), max_size=4), after=st.lists(st.integers(0, 3), max_size=4))
     def listen_from(self, data: st.DataObject, before: list[int], after: list[int]) -> None:
-        """While the past is told, more happens: some of it is told only after the log has been read."""
+        """While earlier facts are sent, there are new ones: some are sent only after the log has been read."""
         if len(self.boxes) < 4:
             self.subscribers.before = lambda: self.commit(before.pop(), reported=False) if before else None
             self.subscribers.after = lambda: self.commit(after.pop()) if after else None
@@ -196,7 +196,7 @@ class SubscriberScenarios(RuleBasedStateMachine):
         self.boxes.append(box)
 
     @invariant()
-    def everybody_heard_the_same(self) -> None:
+    def every_client_received_the_same(self) -> None:
         assert [fact["sequence"] for fact in self.history] == list(range(1, len(self.history) + 1))
         moves = [fact for fact in self.history if fact["type"] in ("BlockCommitted", "RolledBack")]
         heights = [

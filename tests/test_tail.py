@@ -46,7 +46,7 @@ class Tail:
         return lines
 
     def end(self) -> None:
-        """Kill it, and read what it had said: its pipes are closed after that."""
+        """Kill it, and read its remaining output: its pipes are closed after that."""
         self.process.kill()
         for each in self._readers:
             each.join()

@@ -156,14 +156,12 @@ def test_a_transaction_unset_claims_its_inputs_again(
     done(client, spending("thief", at("q")))
     done(client, mined("a", unset=True), mined("b", unset=True))
     assert state(client, at("p"), at("q"), at("b"), at("a")) == [by("a"), by("thief"), "CONFLICTING", "free"]
-    statuses_told = [turn[:2] for turn in status_facts(listener, 3)]
-    assert statuses_told == [
-        turn(*each, 0)[:2] for each in (("thief", "pending"), ("a", "pending"), ("b", "conflicting"))
-    ]
+    statuses = [turn[:2] for turn in status_facts(listener, 3)]
+    assert statuses == [turn(*each, 0)[:2] for each in (("thief", "pending"), ("a", "pending"), ("b", "conflicting"))]
 
 
 def test_outputs_frozen_unfrozen_and_reassigned(client: LocalClient) -> None:
-    """On a transaction that only the chain tells of, and on one with a record."""
+    """On a transaction that is only in the chain, and on one with a record."""
     done(client, block(None, *coins("p")), submit(*coins("a")))
     done(client, spending("c", at("p", 1)))
     frozen = on_outputs("OutputsFrozen", at("p"), at("a"))

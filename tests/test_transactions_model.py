@@ -267,7 +267,7 @@ class Scenario(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def mined_at_once(self, seed: int) -> None:
-        """A transaction that nobody told of before its block."""
+        """A transaction that was not submitted before its block."""
         random = Random(seed)
         tx, self.block = self.tx(random, []), self.block + 1
         tx = Tx(tx.txid, [], tx.outputs[: RULES.batch_size], coinbase=True)
@@ -801,7 +801,7 @@ class Scenario(RuleBasedStateMachine):
         return stored.spent == stored.recorded and not reassigned
 
     def check_spenders(self, stored: Page, slots: Iterable[Any]) -> None:
-        """Nobody spends who is not there, or was and is remembered."""
+        """Every recorded spender exists, or is recorded as deleted."""
         for slot in slots:
             assert not isinstance(slot, tuple) or slot[0] in self.known or slot[0] in stored.deleted_children
 
@@ -831,7 +831,7 @@ RULES_BY_NAME = (
 
 
 def long_story(seed: int, steps: int) -> None:
-    """Tell a story that is long enough for everything to happen."""
+    """Run a sequence of messages that is long enough for every case to occur."""
     random, story = Random(seed), Scenario()
     names = [name for name in RULES_BY_NAME for _ in range(OFTEN.get(name, 1))]
     choices: dict[str, Callable[[], Any]] = {

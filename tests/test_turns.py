@@ -151,7 +151,7 @@ def test_a_commit_is_expected_to_take_what_the_last_ones_took() -> None:
 
 
 def test_a_batch_is_full_when_its_commit_would_take_too_long(tmp_path: Path) -> None:
-    """Submissions are carried out by the commit: how fast they are decoded says nothing of how long that takes."""
+    """Submissions are applied in the commit: the duration of their decoding does not indicate that of the commit."""
     sender = Listener()
     many = [message(TxSubmitted(tx=Tx(digest(n), [], [paid("ann")])), sender) for n in range(1000)]
     with open_local_store(tmp_path) as local:

@@ -176,7 +176,7 @@ def test_the_copy_is_made_in_the_requested_folder(store: Daemon, tmp_path_factor
 
 
 def apart(script: str, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a shell script that may mount things; nobody else sees them."""
+    """Run a shell script in a mount namespace of its own."""
     shell = ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", *map(str, arguments)]
     if (
         shutil.which("unshare") is None
@@ -201,7 +201,7 @@ def test_a_store_on_a_read_only_disk(store: Daemon, tmp_path_factory: pytest.Tem
 
 
 def test_no_space_for_a_copy(store: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What fits is checked, and that the undo logs were not is said: also when the room ends on the way."""
+    """What fits is checked, and the unchecked undo logs are reported, also if the space runs out on the way."""
     small = tmp_path_factory.mktemp("small")
     used = (store.folder / "data" / "lmdb" / "data.mdb").stat().st_size
     for size in (used // 2, used + 8 * 4096):
@@ -232,7 +232,7 @@ except StoreBusy as error:
 
 
 def test_a_user_with_read_permission_only(store: Daemon) -> None:
-    """LMDB wants to write its lock file: without a writer that is not needed, with one it is."""
+    """LMDB writes its lock file: without a writer this is not needed, with one it is."""
     with TemporaryDirectory(prefix="utxod-") as readable:
         folder = Path(readable) / "lmdb"
         shutil.copytree(store.folder / "data" / "lmdb", folder)
@@ -250,7 +250,7 @@ def test_a_user_with_read_permission_only(store: Daemon) -> None:
 
 
 def read_only(folder: Path) -> str:
-    """Return what a user who may not write says to a store."""
+    """Return the output of `verify` for a user without write permission."""
     reading = [sys.executable, "-c", READING, str(folder)]
     done = subprocess.run(reading, cwd=ROOT, env=environment(), capture_output=True, timeout=PATIENCE_S, check=False)
     assert done.stderr == b""

@@ -653,7 +653,7 @@ def test_undo_logs_are_tried_on_a_copy(
 
 
 def test_a_filter_that_lost_a_write_is_noticed_before_anything_is_written(copy: Path) -> None:
-    """It would hide transactions, whose outputs nobody could spend."""
+    """It would hide transactions, whose outputs would be unspendable."""
 
     def damage(hand: Hand) -> None:
         key, value = hand.rows(FILTER)[3]

@@ -33,7 +33,7 @@ def listed(shot: Snapshot, key: str | bytes, order: Order, asset: bytes, count: 
 
 
 def fill(chain: Chain, rng: Random) -> None:
-    """Tell a chain of outputs to few addresses, with assets of policies that are frequent, rare, usual and absent."""
+    """Feed outputs at few addresses, with assets of policies that are frequent, rare, usual and absent."""
     parent = None
     for number in range(30):
         outputs = [

@@ -320,7 +320,7 @@ def ask(path: str, body: bytes | None = None) -> tuple[int, str]:
 
 
 def get(path: str) -> Any:
-    """Return what a JSON answer says."""
+    """Return the content of a JSON answer."""
     status, text = ask(path)
     assert status == 200, text
     return json.loads(text)

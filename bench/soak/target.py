@@ -210,7 +210,7 @@ class Target:
         self.process.wait()
 
     def stop(self) -> None:
-        """Ask the process to end; it has to drain and to exit with 0."""
+        """Send SIGTERM to the process; it has to drain and to exit with 0."""
         self.process.send_signal(signal.SIGTERM)
         if code := self.process.wait(DEADLINE_S):
             raise Broken(f"SIGTERM ended the daemon with {code}: {self.log_end()}")

@@ -152,7 +152,7 @@ def show_fields(found: Struct) -> None:
 
 @contextmanager
 def querying(config: Config) -> Iterator[Snapshot]:
-    """Give one block boundary to query; what can't be answered is one line."""
+    """Open one block boundary for queries; a query that fails ends with a one-line error."""
     if not config.utxo.enabled:
         raise Exit("the UTXO store is not enabled (utxo.enabled)", FAILED)
     with store_errors():

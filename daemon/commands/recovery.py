@@ -155,7 +155,7 @@ def replay(context: click.Context, txids: list[bytes]) -> None:
 @click.option("--reason", default="discarded by an operator", show_default=True, help="Message to store in the row.")
 @click.pass_context
 def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
-    """Give up pending, dead or orphan transactions: deleted.
+    """Mark pending, dead or orphan transactions as deleted.
 
     The daemon removes them and their descendants from its pool, and releases their claims.
     """

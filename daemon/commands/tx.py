@@ -133,7 +133,7 @@ def _fields(answer: Answer) -> Table:
 
 
 def _slots(answer: Answer) -> Table:
-    """Return who may spend each output, and what it holds where that is known."""
+    """Return the possible spender of each output, and its content if that is known."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("output", justify="right", no_wrap=True)
     for name in ("state", "spent by"):

@@ -158,7 +158,7 @@ class OgmiosChain:
         return [*self._back_to(found.intersection, ".result.intersection"), *self._renewed(found.tip)]
 
     async def _step(self, session: Session) -> list[Inbound]:
-        """Take the next thing that happens to the chain."""
+        """Process the next event of the chain."""
         answer = await session.next()
         self._lost_at = None
         met, self._met = self._met, False
@@ -171,7 +171,7 @@ class OgmiosChain:
         return [*self._renewed(answer.tip), *messages]
 
     def _turn(self) -> None:
-        """Let the chain go back, but not forever without getting further than before."""
+        """Follow a rollback of the chain, but not repeatedly without progress."""
         here = -1 if self._trail.here is None else self._trail.here.slot
         self._turns = self._turns + 1 if here <= self._furthest else 1
         self._furthest = max(self._furthest, here)

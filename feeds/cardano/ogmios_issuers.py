@@ -30,7 +30,7 @@ _read = msgspec.json.Decoder(_Issuer).decode
 
 
 def read_issuer(raw: msgspec.Raw) -> Issuer | None:
-    """Return who made a block; None where the server reports it in another form, since nothing depends on it."""
+    """Return the issuer of a block; None if the server reports it in another form, since nothing depends on it."""
     try:
         block = _read(raw)
         certificate = block.operational_certificate

@@ -118,7 +118,7 @@ class Holding:
 
     async def renew(self, lease_s: float) -> None:
         """Prolong the leases. Those that others have are lost; if the database fails, those that may have ended."""
-        asked, helds = monotonic(), [(held, held.claim) for held in self.renewable()]
+        renewed_at, helds = monotonic(), [(held, held.claim) for held in self.renewable()]
         try:
             kept = await self._storage.renew([claim for _, claim in helds], lease_s) if helds else set()
         except StoreError as error:
@@ -129,7 +129,7 @@ class Holding:
             return
         for held, claim in helds:
             if claim.txid in kept:
-                held.until = max(held.until, asked + lease_s)
+                held.until = max(held.until, renewed_at + lease_s)
             elif held.claim is claim and self._has(held) and not held.settling:
                 self.lose(held)
 
@@ -172,7 +172,7 @@ class Holding:
         self.drop(held)
 
     def leave(self) -> None:
-        """Give up every lease; only attempts that are still running keep their places."""
+        """Release every lease; only running attempts keep their places."""
         self.queue.clear()
         for held in list(self._places.values()):
             held.lost = True

@@ -272,7 +272,7 @@ class Manager:
         return leads
 
     async def _lose_leadership(self) -> None:
-        """Give back what was not begun: the session has ended, and another instance may lead now."""
+        """Release claims without an attempt: the session has ended, and another instance may lead now."""
         if self.numbers.leader:
             self.numbers.leader = False
             self.numbers.leadership_losses += 1

@@ -67,7 +67,7 @@ class Settler:
         self._append(Result(held, settlement))
 
     def postpone(self, claim: Claim) -> None:
-        """Give back a claim without a place: an attempt under an earlier one is still running."""
+        """Release a claim without a place: an attempt under an earlier one is still running."""
         delay_s, why = self._settings.scan_interval, "an earlier attempt has not ended yet"
         self._append(Result(None, Settlement(claim, "pending", "postponed", delay_s, None, why, attempt=False)))
 

@@ -302,7 +302,7 @@ class History:
         return (0, 0) if self._keeps_all else (spends, logs)
 
     def _raise_floor(self, txn: Txn, floor: int) -> None:
-        """Let no rollback reach what is below a block, and delete the undo logs up to it."""
+        """Raise the rollback floor to a block, and delete the undo logs up to it."""
         if not self._keeps_all:
             delete_from(txn, self._undo, UNDO_KEY.pack(0, 0), lambda key: bool(UNDO_KEY.unpack(key)[0] <= floor))
         self.state.floor = floor

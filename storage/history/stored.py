@@ -232,7 +232,7 @@ class Stored:
         return ids.take(back, axis=0), indexes[back]
 
     def spender(self, number: int) -> TxFound | None:
-        """Return who spent an output, in a block that may be rolled back."""
+        """Return the spender of an output, in a block that may be rolled back."""
         for entry in self.index("spender").find(number):
             by = int(entry["number"])
             if by >= self.reachable:
@@ -240,7 +240,7 @@ class Stored:
         return None
 
     def spenders(self, low: int, high: int) -> dict[int, int]:
-        """Return who spent the outputs of a range in blocks that may be rolled back: numbers by number."""
+        """Return the spenders of the outputs of a range in blocks that may be rolled back: numbers by number."""
         found = dict[int, int]()
         for entries in self.index("spender").within(low, high):
             entries = entries[entries["number"] >= self.reachable]

@@ -358,7 +358,7 @@ def test_an_account(frost: Api, upstream: Node) -> None:
 
 
 def signed(coin: Coin, to: bytes, fee: int = 200_000) -> bytes:
-    """Return a transaction that spends an output; its witnesses are nobody's business here."""
+    """Return a transaction that spends an output; its witnesses are not checked here."""
     body = {0: [[coin.txid, coin.number]], 1: [{0: to, 1: coin.output.value - fee}], 2: fee}
     return cbor2.dumps([body, {}, True, None])
 

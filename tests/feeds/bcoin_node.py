@@ -102,7 +102,7 @@ class BcoinNode:
         self.port, self._wallet_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: dict[int, HTTPConnection] = {}
-        self._asked: dict[int, float] = {}  # when the last request was sent
+        self._requests: dict[int, float] = {}  # when the last request was sent
 
     @property
     def url(self) -> str:
@@ -192,9 +192,9 @@ class BcoinNode:
         return answer["result"]
 
     def _ask(self, port: int, verb: str, path: str, body: Any) -> Any:
-        if monotonic() - self._asked.get(port, 0) > _IDLE_S and port in self._connections:
+        if monotonic() - self._requests.get(port, 0) > _IDLE_S and port in self._connections:
             self._connections.pop(port).close()  # the node closes it soon
-        self._asked[port] = monotonic()
+        self._requests[port] = monotonic()
         connection = self._connections.setdefault(port, HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S))
         login = {"Authorization": f"Basic {b64encode(f'x:{KEY}'.encode()).decode()}"}
         try:

@@ -148,7 +148,7 @@ def test_logins(daemon: Daemon, server: RpcServer, fake: FakeNode, tmp_path: Pat
     ("url", "more", "match"),
     [
         ("node:8332", [], "Invalid value for URL: it must begin with http://"),
-        ("http://u:s3cret/@node", [], "Invalid value for URL: it can't be read"),
+        ("http://u:s3cret/@node", [], "Invalid value for URL: it cannot be read"),
         ("http://u:s3cret@node", ["--cookie", "x"], "give only one of: user and password in the URL, --cookie"),
         ("http://node", ["--user", "u"], "--user and --password-file must be given together"),
         ("http://node", ["--password-file", "x"], "--user and --password-file must be given together"),

@@ -43,7 +43,7 @@ def daemon(feed: Feed, tmp_path: Path) -> Iterator[Daemon]:
 
 
 def run(*arguments: Argument) -> str:
-    """Run a feed to its end; return what it says."""
+    """Run a feed to its end; return its output."""
     done = cli("feed", *arguments)
     assert done.exit_code == 0, done.output
     return done.stderr

@@ -28,7 +28,7 @@ PREVIEW_ONLY = ("--network", "preview")
 
 
 def feed(daemon: Daemon, *arguments: str | Path | int) -> str:
-    """Run a feed to its end; return what it says."""
+    """Run a feed to its end; return its output."""
     done = daemon.run("feed", *map(str, arguments))
     assert done.returncode == 0, done.stderr.decode()
     return done.stderr.decode()

@@ -144,7 +144,7 @@ def test_the_daemons_set_is_that_of_the_node(node: BcoinNode, daemon: Daemon, an
 
 
 def status(wallet: Wallet, key: str) -> str | None:
-    """Return the status of a script as its history says."""
+    """Return the status of a script according to its history."""
     history = wallet.call("blockchain.scripthash.get_history", key)
     if not history:
         return None

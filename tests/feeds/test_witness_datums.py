@@ -87,7 +87,7 @@ def test_any_data_is_one_datum() -> None:
     [
         (b"\x80", "not a map"),
         (b"\xa1\x04\x01", "not an array"),
-        (b"\xa1\x04\xd8\x79\x80", "not a set"),
+        (b"\xa1\x04\xd8\x79\x80", "tag 258 of a set is missing"),
         (b"\xa1\x04\xa0", "not an array"),
         (b"\xa2\x60\x04\x04\x80", "not a number"),
         (b"\xa1\x04\x81\xff", "no item begins with 0xff"),

@@ -192,7 +192,7 @@ class Outputs:
         }
 
     async def asset_addresses(self, shot: Snapshot, text: str, paging: Paging) -> list[dict[str, str]]:
-        """Return who holds an asset."""
+        """Return the addresses that hold an asset."""
         policy, name = self.asset(text)
         held = dict[bytes, int]()
         for row, _, quantity in await self._held(shot, policy, name):

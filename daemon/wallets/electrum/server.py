@@ -95,7 +95,7 @@ class Server:
         await self.subscriptions.report(touched)
 
     async def stop(self) -> None:
-        """Let the answers of all sessions go out, for some seconds at the most."""
+        """Wait until the answers of all sessions are sent, for some seconds at most."""
         self.stopping = True
         with anyio.move_on_after(_FLUSH_S):
             for session in tuple(self.sessions):

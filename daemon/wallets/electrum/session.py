@@ -185,7 +185,7 @@ class Session:
         self._send(_encode({"jsonrpc": "2.0", "method": method, "params": params}))
 
     def _send(self, message: bytes) -> None:
-        """Let a message wait for the writer; a client that leaves too much unread is disconnected."""
+        """Queue a message for the writer; a client that leaves too much unread is disconnected."""
         self._unsent += len(message) + 1
         self._out.append(message + b"\n")
         self._filled.set()

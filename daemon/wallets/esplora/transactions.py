@@ -57,7 +57,7 @@ class Transactions:
         return status(self._backend.chain.locate(txid))
 
     def outspends(self, txid: bytes) -> list[Json] | None:
-        """Return who spends each output of a transaction; None if it is not known."""
+        """Return the spender of each output of a transaction; None if it is not known."""
         waiting = self._backend.mempool.get(txid)
         with self._backend.chain.snapshot() as shot:
             found = script_history.find_transaction(shot, txid)
