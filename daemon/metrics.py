@@ -264,7 +264,7 @@ def daemon_metrics_file(where: Path) -> Iterator[MetricsFile]:
 
 @contextmanager
 def worker_metrics_file(where: Path, parent: int) -> Iterator[MetricsFile]:
-    """Give an HTTP worker's file: that of an ended one with the same parent, if there is one, else a new one."""
+    """Yield an HTTP worker's file: that of an ended one with the same parent, if there is one, else a new one."""
     metrics_file = MetricsFile()
     try:
         make_folder(where)

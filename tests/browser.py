@@ -55,11 +55,11 @@ class Browser:
         return value
 
     def ask(self, command: str, body: object = None) -> Any:
-        """Give a command of the session: posted when it has a body."""
+        """Return a command of the session: posted when it has a body."""
         return self._call("GET" if body is None else "POST", f"{self._session}/{command}", body)
 
     def devtools(self, command: str, **parameters: object) -> Any:
-        """Give a command of the DevTools protocol, for what WebDriver has none."""
+        """Return a command of the DevTools protocol, for what WebDriver has none."""
         return self.ask("goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def close(self) -> None:

@@ -56,14 +56,14 @@ def encoding(request: pytest.FixtureRequest) -> Encoding:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Give a folder with a short name: paths of sockets are bounded."""
+    """Yield a folder with a short name: paths of sockets are bounded."""
     with short_folder() as name:
         yield name
 
 
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
-    """Give a daemon; the mark `configured` has the tables of its configuration, `sound` lets `utxod verify` end it."""
+    """Yield a daemon; the mark `configured` has the tables of its configuration, `sound` lets `utxod verify` end it."""
     tables = request.node.get_closest_marker("configured")
     with running(tmp_path, **(tables.kwargs if tables else {})) as daemon:
         yield daemon

@@ -257,7 +257,7 @@ class Daemon:
 
 @contextmanager
 def home(folder: Path, environ: Mapping[str, str] | None = None, **tables: Any) -> Iterator[Daemon]:
-    """Give a daemon that is configured and not started; end whatever was started."""
+    """Yield a daemon that is configured and not started; end whatever was started."""
     write_config(folder, tables)
     daemon = Daemon(folder, environ or {})
     try:
@@ -273,7 +273,7 @@ def home(folder: Path, environ: Mapping[str, str] | None = None, **tables: Any) 
 
 @contextmanager
 def running(folder: Path, environ: Mapping[str, str] | None = None, **tables: Any) -> Iterator[Daemon]:
-    """Give a daemon that lets clients in. `tables` are the configuration's: `utxo={"prune_depth": 3}`."""
+    """Yield a daemon that lets clients in. `tables` are the configuration's: `utxo={"prune_depth": 3}`."""
     with home(folder, environ, **tables) as daemon:
         daemon.start()
         yield daemon

@@ -144,7 +144,7 @@ class LocalDaemon:
 
 @contextmanager
 def local_daemon(folder: Path, **tables: Any) -> Iterator[LocalDaemon]:
-    """Give a daemon of a configuration; its store has to be sound at the end."""
+    """Yield a daemon of a configuration; its store has to be sound at the end."""
     daemon = LocalDaemon(load(write_config(folder, tables), {}))
     try:
         yield daemon
@@ -155,7 +155,7 @@ def local_daemon(folder: Path, **tables: Any) -> Iterator[LocalDaemon]:
 
 @pytest.fixture
 def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalDaemon]:
-    """Give a daemon; the mark `configured` has the tables of its configuration."""
+    """Yield a daemon; the mark `configured` has the tables of its configuration."""
     tables = request.node.get_closest_marker("configured")
     with local_daemon(tmp_path, **(tables.kwargs if tables else {})) as daemon:
         yield daemon

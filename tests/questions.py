@@ -116,7 +116,7 @@ def outpoints(utxos: Sequence[Any]) -> list[tuple[str, int]]:
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """Give a folder with a short name: paths of sockets are bounded."""
+    """Yield a folder with a short name: paths of sockets are bounded."""
     with TemporaryDirectory(prefix="utxod-") as name:
         yield Path(name)
 
@@ -137,7 +137,7 @@ class Api:
 
 @contextmanager
 def running_api(folder: Path, **tables: Any) -> Iterator[Api]:
-    """Give a daemon that answers on a socket of its own."""
+    """Yield a daemon that answers on a socket of its own."""
     http = {"workers": 1, "listen": f"unix:{folder}/http"} | tables.pop("http", {})
     with running(folder, http=http, **tables) as daemon, Web(folder / "http") as web:
         yield Api(daemon, web)

@@ -62,7 +62,7 @@ def utxod(daemon: Daemon, *words: str) -> Sequence[str]:
 
 @contextmanager
 def table(daemon: Daemon) -> Iterator[Callable[[], list[Reader]]]:
-    """Give what LMDB's table of readers says of open read transactions."""
+    """Yield what LMDB's table of readers says of open read transactions."""
     with lmdb.open(str(daemon.folder / "data" / "lmdb"), readonly=True, max_dbs=20) as env:
         yield lambda: open_readers(env)
 

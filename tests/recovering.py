@@ -95,7 +95,7 @@ def postgres_uri() -> Iterator[str]:
 
 @pytest.fixture
 def own_database(postgres_uri: str) -> str:
-    """Give a database of its own to a test whose daemons use the tables' usual names."""
+    """Return a database of its own to a test whose daemons use the tables' usual names."""
     name = f"own_{next(_numbers)}"
 
     async def make() -> None:

@@ -132,7 +132,7 @@ class WatchedDaemon:
 def watched_daemon(
     folder: Path, story: Scenario, recovery: dict[str, Any], skew_s: float = 0.0
 ) -> Iterator[WatchedDaemon]:
-    """Give a daemon that is not started yet, on a machine whose clock is wrong by `skew_s`."""
+    """Yield a daemon that is not started yet, on a machine whose clock is wrong by `skew_s`."""
     folder.mkdir()
     environ = {"PYTHONPATH": f"{ROOT / 'tests' / 'skewed'}:{ROOT}", "SKEW_S": f"{skew_s}"}
     with home(folder, environ, recovery={"confirmations": CONFIRMATIONS} | recovery) as daemon:

@@ -43,7 +43,7 @@ def name(of: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give the folder of a sound store that has a transaction of every kind."""
+    """Yield the folder of a sound store that has a transaction of every kind."""
     folder = tmp_path_factory.mktemp("audit")
     with running(folder, transactions={"batch_size": 2, "block_height_retention": RETENTION}) as daemon:
         paid = [output("x", 1), output("y", 2)]
@@ -74,7 +74,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def store(whole: Path, tmp_path: Path) -> Iterator[Daemon]:
-    """Give a copy of it."""
+    """Yield a copy of it."""
     with home(tmp_path, transactions={"batch_size": 2, "block_height_retention": RETENTION}) as daemon:
         shutil.copytree(whole / "data", tmp_path / "data")
         yield daemon

@@ -36,7 +36,7 @@ def submissions(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Give a daemon that runs, with blobs and recovery rows."""
+    """Yield a daemon that runs, with blobs and recovery rows."""
     folder = tmp_path_factory.mktemp("source")
     with running(folder, transactions=KEPT) as daemon:
         with daemon.client("frames") as client:
@@ -47,7 +47,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def saved(source: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a backup of it; tests copy it before they change it."""
+    """Return a backup of it; tests copy it before they change it."""
     folder = tmp_path_factory.mktemp("saved") / "backup"
     done = source.run("backup", folder)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr

@@ -165,7 +165,7 @@ def test_few_blocks_are_not_run_here() -> None:
 
 @pytest.fixture(scope="module")
 def fed() -> Iterator[Daemon]:
-    """Give a daemon with a sample chain, all indexes, proofs, and the APIs of other systems."""
+    """Yield a daemon with a sample chain, all indexes, proofs, and the APIs of other systems."""
     if missing := [program for program in ("curl", "zstd") if shutil.which(program) is None]:
         pytest.skip(f"install {' and '.join(missing)}: commands of the documents need it")
     names = ("stake_credential", "policy", "asset", "datum", "script")

@@ -62,7 +62,7 @@ def failed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b""
 
 @contextmanager
 def feeding(daemon: Daemon, source: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Give a feed that runs."""
+    """Yield a feed that runs."""
     log = daemon.folder / "feed.log"
     log.unlink(missing_ok=True)
     process = background(log, "feed", "--config", daemon.config, "file", source, *options)

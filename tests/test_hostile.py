@@ -32,7 +32,7 @@ FACTS = {"BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"}
 
 @pytest.fixture(scope="module")
 def unfed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Give a daemon without a feeder, to which every client may send everything."""
+    """Yield a daemon without a feeder, to which every client may send everything."""
     with running(tmp_path_factory.mktemp("unfed"), **TABLES) as daemon:
         yield daemon
         daemon.assert_sound()

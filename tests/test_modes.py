@@ -31,7 +31,7 @@ def umask(mask: int) -> Iterator[None]:
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    """Give a daemon with everything that makes files, in a folder whose path is short enough for a socket."""
+    """Yield a daemon with everything that makes files, in a folder whose path is short enough for a socket."""
     with TemporaryDirectory(prefix="utxod-") as name:
         http = {"workers": 1, "listen": f"unix:{name}/http"}
         socket = {"path": f"{name}/run/here/utxod.sock"}

@@ -72,7 +72,7 @@ OTHERS = {
 
 @pytest.fixture
 def old(tmp_path: Path) -> Iterator[Daemon]:
-    """Give a data folder that an earlier version has left."""
+    """Yield a data folder that an earlier version has left."""
     with home(tmp_path, http={"workers": 1, "listen": f"unix:{tmp_path}/http"}) as daemon:
         folder = tmp_path / "data" / "lmdb"
         folder.mkdir(parents=True)

@@ -176,7 +176,7 @@ def test_other_messages_and_reports_of_operators_make_no_client_the_feeder() -> 
 
 @contextmanager
 def guarded() -> Iterator[Daemon]:
-    """Give a daemon whose socket other users of the group can reach."""
+    """Yield a daemon whose socket other users of the group can reach."""
     with TemporaryDirectory() as name, running(Path(name), socket={"admin_uids": [OPERATOR]}) as daemon:
         Path(name).chmod(0o750)
         yield daemon

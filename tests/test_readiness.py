@@ -62,7 +62,7 @@ def handlers(found: dict[str, object]) -> dict[str, tuple[str, str]]:
 
 @contextmanager
 def answering(ready_grace: str) -> Iterator[tuple[Daemon, Web]]:
-    """Give a daemon with a worker, and a client that asks it."""
+    """Yield a daemon with a worker, and a client that asks it."""
     with TemporaryDirectory(prefix="utxod-") as name:
         http = {"workers": 1, "listen": f"unix:{name}/http", "ready_grace": ready_grace}
         with running(Path(name), http=http) as daemon, Web(Path(name) / "http") as web:

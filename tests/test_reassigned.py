@@ -30,7 +30,7 @@ GOLD = {"assets": [[POLICY, NAME, 5]]}
 
 @pytest.fixture
 def api() -> Iterator[Api]:
-    """Give a daemon whose store is sound at the end."""
+    """Yield a daemon whose store is sound at the end."""
     with short_folder() as folder, running_api(folder, **TABLES) as api:
         yield api
         api.daemon.assert_sound()

@@ -98,7 +98,7 @@ async def ended_once(storage: Storage, story: Scenario, daemons: list[WatchedDae
 
 @pytest.fixture
 def shared(own_database: str, tmp_path: Path) -> Lab:
-    """Give the tables where daemons look for them."""
+    """Return the tables where daemons look for them."""
     lab = Lab("postgresql", tmp_path, own_database)
     lab.table = "recovery_tx"
     return lab

@@ -46,7 +46,7 @@ def shell(daemon: Daemon, line: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Give a daemon with the script's configuration that was fed by the script's command."""
+    """Yield a daemon with the script's configuration that was fed by the script's command."""
     tables = tomllib.loads(part_of_script("TOML"))
     with running(tmp_path_factory.mktemp("run"), chain=tables["chain"], utxo=tables["utxo"]) as daemon:
         feed = re.search(r'^"\$utxod" (feed .+) --wait', SCRIPT, re.MULTILINE)

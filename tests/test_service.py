@@ -59,7 +59,7 @@ def words(notified: socket.socket, until: str) -> list[str]:
 
 @contextmanager
 def listening(name: str) -> Iterator[socket.socket]:
-    """Give a socket on which systemd would listen."""
+    """Yield a socket on which systemd would listen."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         notified.bind(name)
         notified.settimeout(PATIENCE_S)

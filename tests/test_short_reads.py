@@ -53,7 +53,7 @@ def test_an_export_whose_block_is_rolled_back_fails(tmp_path: Path) -> None:
 
 @contextmanager
 def slowly(pid: int, pause_s: float = 0.1) -> Iterator[Callable[[], None]]:
-    """Give a step that lets a stopped process run for a few milliseconds; once it has ended, a step does nothing."""
+    """Yield a step that lets a stopped process run for a few milliseconds; once it has ended, a step does nothing."""
 
     def send(number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -74,7 +74,7 @@ def slowly(pid: int, pause_s: float = 0.1) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def walking(daemon: Daemon) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Give a quick verify and the child that walks for it, in the middle of the walk of some hundred milliseconds."""
+    """Yield a quick verify and the child that walks for it, in the middle of the walk of some hundred milliseconds."""
     with table(daemon) as readers:
         for _ in range(20):
             with process(*utxod(daemon, "verify", "--quick"), ready=False) as verify:

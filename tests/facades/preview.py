@@ -47,7 +47,7 @@ def coins() -> Coins:
 
 @contextmanager
 def served(folder: Path, *messages: Any, **tables: Any) -> Iterator[Api]:
-    """Give a daemon with all indexes that was messages blocks, by default those of the run."""
+    """Yield a daemon with all indexes that was fed blocks, by default those of the run."""
     names = ("kupo", "blockfrost", "ogmios")
     facades = {name: {"enabled": True} | tables.pop(name, {}) for name in names}
     chain = {"family": "cardano", "network": "preview"}

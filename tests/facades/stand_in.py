@@ -162,7 +162,7 @@ class Node:
 
 @contextmanager
 def node() -> Iterator[Node]:
-    """Give a stand-in."""
+    """Yield a stand-in."""
     made = Node()
     made.start()
     try:

@@ -77,7 +77,7 @@ class Chain:
 
 @contextmanager
 def chain() -> Iterator[tuple[Chain, str, str]]:
-    """Give a chain, and the URLs of Blockfrost's and of Kupo's API."""
+    """Yield a chain, and the URLs of Blockfrost's and of Kupo's API."""
     (port, listen), (own, here) = own_listener(), own_listener()
     tables = {"kupo": {"listen": listen}, "http": {"listen": here}}
     with (

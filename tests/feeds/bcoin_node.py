@@ -264,7 +264,7 @@ class Anyone:
 
 @contextmanager
 def bcoin(folder: Path) -> Iterator[BcoinNode]:
-    """Give a node that runs, or end the test here."""
+    """Yield a node that runs, or end the test here."""
     node = BcoinNode(needed(), folder)
     try:
         node.start()

@@ -78,7 +78,7 @@ class Feeding:
 
 @contextmanager
 def following(daemon: Daemon, url: str, *more: Argument) -> Iterator[Feeding]:
-    """Give a feed that follows a node, and end it; it must not have failed."""
+    """Yield a feed that follows a node, and end it; it must not have failed."""
     feeding = Feeding(daemon, url, *more)
     try:
         yield feeding

@@ -149,7 +149,7 @@ def honestly(_: Request) -> bool:
 
 @contextmanager
 def serving(node: FakeNode, login: str | None = LOGIN, tls: ssl.SSLContext | None = None) -> Iterator[RpcServer]:
-    """Give a server that runs."""
+    """Yield a server that runs."""
     server = RpcServer(node, login, tls)
     server.start()
     try:

@@ -275,7 +275,7 @@ class Troubles:
 
 @contextmanager
 def serving(chain: Chain, tls: ssl.SSLContext | None = None) -> Iterator[OgmiosServer]:
-    """Give a server that sends a chain."""
+    """Yield a server that sends a chain."""
     server = OgmiosServer(chain)
     server.start(tls)
     try:

@@ -299,7 +299,7 @@ def fake() -> FakeNode:
 
 @pytest.fixture
 def ledger(fake: FakeNode) -> Ledger:
-    """Give a ledger that has half of the chain."""
+    """Return a ledger that has half of the chain."""
     ledger = Ledger()
     follow(ledger, Inside(fake), replace(OPTIONS, to=10))
     return ledger

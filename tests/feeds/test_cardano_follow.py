@@ -59,7 +59,7 @@ class Following:
 
 @contextmanager
 def following(daemon: Daemon, folder: Path, *more: str) -> Iterator[Following]:
-    """Give a feed, and end it if it runs still."""
+    """Yield a feed, and end it if it runs still."""
     feed = Following(daemon, folder, *more)
     try:
         yield feed

@@ -20,7 +20,7 @@ Feed = tuple[list[Argument], list[str], dict[str, str]]  # its command, the hash
 
 @pytest.fixture(params=["bitcoin-blocks", "cardano-chunks", "file"])
 def feed(request: pytest.FixtureRequest, tmp_path: Path) -> Feed:
-    """Give a feed of twelve blocks."""
+    """Return a feed of twelve blocks."""
     source = tmp_path / "source"
     source.mkdir()
     if request.param == "bitcoin-blocks":

@@ -67,7 +67,7 @@ def stretch() -> list[BlockApplied]:
 
 @pytest.fixture
 def daemon(stretch: list[BlockApplied], tmp_path: Path) -> Iterator[Daemon]:
-    """Give a daemon that has the empty block, and the outputs that the others spend."""
+    """Yield a daemon that has the empty block, and the outputs that the others spend."""
     seeds = list[GenesisOutput]()
     for line in lines(need(f"{RUN}/prevouts.csv.xz")):
         txid, index, value, address = line.split(",")
