@@ -68,7 +68,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 
 def _expand_strategy(values: dict[str, object], given: Mapping[str, _Given]) -> list[str]:
-    """Replace the shorthand that sets two switches by what it sets; return where those values came from."""
+    """Replace the shorthand that sets two switches by these; return the source of their values."""
     if (strategy := values.pop(_STRATEGY, None)) is None:
         return []
     problems = []

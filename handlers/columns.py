@@ -50,7 +50,7 @@ _BLOCK_HEAD = wire.HEADS["BlockApplied"]
 
 
 def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
-    """Return a message; of a block only the columns are kept, unless bytes of its transactions came with it.
+    """Return a message; of a block only the columns are kept, unless it contains bytes of its transactions.
 
     A submission that would take long to decode is refused.
 

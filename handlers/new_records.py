@@ -117,7 +117,7 @@ def put_page(
 def finish(
     view: TxView, txid: bytes, *, wanted: Mapping[int, bytes] | None = None, keeps_loser: bool = False
 ) -> bytes | None:
-    """End a creation whose pages are all there: the inputs are spent and the master's flag goes, in one.
+    """End a creation whose pages are complete: the inputs are spent and the master's flag is cleared at once.
 
     With `keeps_loser` it is conflicting when others have its inputs. Returns the first of these others.
 

@@ -179,7 +179,7 @@ def _agree_mined(view: TxView, found: ChainTx, record: Record, stored: _Stored) 
 
 
 def _agree_moved(view: TxView, found: ChainTx, record: Record) -> bool:
-    """Let reassigned outputs agree with the chain: who had them first, and whether it spends them.
+    """Make reassigned outputs agree with the chain: their first owners, and whether it spends them.
 
     Returns whether that changed anything.
     """

@@ -113,7 +113,7 @@ class TxView:
         return record_of(self.ghosts, self.txn, ghost, claimed)
 
     def slot(self, held: Held, index: int) -> Slot:
-        """Return the slot of an output: its name, and behind that who spends it, or that it is frozen."""
+        """Return the slot of an output: its name, then its spender or the mark of a frozen output."""
         txid, record = held.txid, held.record
         number, slot = divmod(index, record.page_size)
         page = self.rows.page(txid, number) if number else record

@@ -76,7 +76,7 @@ def undo_some(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) 
 
 
 def _take_return(view: TxView, txid: bytes, record: Record, indexes: list[int], undone: Undone) -> None:
-    """Remove the collateral return from the record of a transaction that failed; who claims it loses."""
+    """Remove the collateral return from the record of a failed transaction; its claimant becomes conflicting."""
     names = [NO_NAME] * record.total
     for index, name in view.rows.names(txid, record, 0):
         names[index] = name

@@ -109,7 +109,7 @@ class ReassignedStore:
             txn.put(front + outpoint, b"", db=self._db)
 
     def place(self, txn: Txn, txid: bytes, owners: list[bytes]) -> None:
-        """Learn from a block who the first owners of a transaction's outputs are."""
+        """Store the first owners of a transaction's outputs, which a block determines."""
         for index, moves in self.of(txn, txid):
             if index < len(owners) and moves.first != owners[index]:
                 self.put(txn, txid, index, replace(moves, first=owners[index]))

@@ -114,7 +114,7 @@ class Browser:
         return [entry["message"] for entry in entries if entry["source"] != "network" and entry["level"] != "INFO"]
 
     def requests(self) -> list[str]:
-        """Return the addresses that were asked for since the last time."""
+        """Return the addresses that were requested since the last call."""
         entries = [json.loads(entry["message"])["message"] for entry in self.ask("se/log", {"type": "performance"})]
         return [
             entry["params"]["request"]["url"] for entry in entries if entry["method"] == "Network.requestWillBeSent"

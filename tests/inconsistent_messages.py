@@ -57,7 +57,7 @@ class World:
         return self.random.choice(ids[-8:] if ids[8:] and self.often(0.7) else ids or [self.random.randbytes(32)])
 
     def outpoint(self) -> OutPoint:
-        """Return an output: mostly one that is live or waits in the pool, sometimes one that is gone or never was."""
+        """Return an output: mostly an unspent or unmined one, sometimes one that was removed or never existed."""
         kind, coins = self.random.random(), list(self.model.now.coins)
         if kind < 0.55 and coins:
             return self.random.choice(coins[-12:])

@@ -52,7 +52,7 @@ def json_line(text: str, sender: Listener) -> Delivery:
 
 
 def take(turns: Turns, *deliveries: Delivery) -> Committed:
-    """Take messages and make them true; their senders hear."""
+    """Apply messages and commit; their senders receive the answers."""
     assert turns.take(list(deliveries), monotonic(), 60) == []
     committed = turns.finish()
     tell(committed)
@@ -84,7 +84,7 @@ class Line:
 
 
 def follow(chain: Chain, line: Line, *, pruning: bool = False) -> list[Committed]:
-    """Let the consumer read the line to its end; return what was published. A failure comes out of its task group."""
+    """Let the consumer read the line to its end; return what was published. A failure ends its task group."""
     published: list[Committed] = []
 
     async def main() -> None:

@@ -23,7 +23,7 @@ def until(
     within_s: float = 30,
     pause_s: float = 0.01,
 ) -> T:
-    """Ask again until the answer is as wanted, and return it; `why` says what is wrong if it never is."""
+    """Repeat a query until its answer is accepted, and return it; `why` is the error if it never is."""
     give_up = monotonic() + patience(within_s)
     while not wanted(answer := what()):
         assert monotonic() < give_up, f"{why}: {answer}" if why else answer

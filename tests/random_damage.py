@@ -118,7 +118,7 @@ def _run(arguments: list[str]) -> int:
 
 @contextmanager
 def started(arguments: list[str], output: Path) -> Iterator[int]:
-    """Run a command in a process of its own; give its id. It is gone afterwards, with all that it has started."""
+    """Run a command in a separate process; yield its id. Afterwards it has ended, with all processes it started."""
     output.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:

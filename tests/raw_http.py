@@ -149,7 +149,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def serving(folder: Path, story: Sequence[Message] = (), **http: Any) -> Iterator[Server]:
-    """Yield a daemon with a story, and a worker that answers about it."""
+    """Yield a daemon with a sample chain, and a worker that serves it."""
     listen = str(http.setdefault("listen", f"127.0.0.1:{free_port()}"))
     where = Path(listen.removeprefix("unix:")) if listen.startswith("unix:") else int(listen.split(":")[1])
     with running(folder, http={"workers": 1, **http}) as daemon, Web(where) as web:

@@ -23,7 +23,7 @@ _IN_A_BLOCK = 500
 
 
 class Scenario:
-    """Of twenty transactions one is known to nobody, one loses, eight are submitted and mined."""
+    """Of twenty transactions one is unknown, one loses, eight are submitted and mined."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -92,7 +92,7 @@ class WatchedDaemon:
                         self.reported[fact["txid"], fact["status"]] += 1
 
     def swept(self) -> int:
-        """Return how often it has looked for what is due; the first time it looks at everything."""
+        """Return the number of its scans for due rows; the first one scans all rows."""
         service = json.loads(self.daemon.run("recovery", "status", "--json").stdout)["daemon"]
         return service["sweeps"] if service else 0
 
@@ -112,7 +112,7 @@ class WatchedDaemon:
         self._leave()
 
     def end(self) -> None:
-        """Ask it to leave, and look at its store."""
+        """Stop it, and check its store."""
         assert self.daemon.term() == 0, self.daemon.tail()
         self._leave()
         self.daemon.assert_sound()

@@ -153,7 +153,7 @@ class Looked(Struct, frozen=True):
 
 
 def look(view: TxView, outpoint: OutPoint, wanted: bytes | None = None) -> Looked:
-    """Say whether an output may be spent, or why not.
+    """Return whether an output may be spent, or the reason why not.
 
     Raises:
         TxFault: the hash is another output's.

@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
 
 def get(daemon: Daemon, path: str, **headers: str) -> Answer:
-    """Ask a worker as soon as there is one; each call opens a connection, so it may meet another worker."""
+    """Query a worker as soon as there is one; each call opens a connection, so it may meet another worker."""
     with Web(daemon.folder / "http") as web:
         answer = web.ask(path, **headers)
         return Answer(answer.status_code, answer.headers["content-type"], answer.text)

@@ -246,7 +246,7 @@ def test_a_transaction_that_no_other_source_has_becomes_an_orphan_though_we_hold
             received = list[str]()
 
             def hear(status: str) -> None:
-                """Hear up to a fact: that a row is an orphan is told after the row says so."""
+                """Receive facts up to one: an orphan is published after its row is written."""
                 while received[-1:] != [status]:
                     fact = listener.receive()
                     assert fact is not None

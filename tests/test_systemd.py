@@ -120,7 +120,7 @@ def drop_in(here: Machine, *lines: str, unit: str = DAEMON, name: str = "test") 
 
 
 def get(here: Machine, path: str) -> dict[str, Any]:
-    """Ask the service over HTTP."""
+    """Query the service over HTTP."""
     code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8410{path}').read().decode())"
     requests = until(
         lambda: here.run("/opt/utxod/bin/python", "-c", code, check=False), lambda done: done.returncode == 0

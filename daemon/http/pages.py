@@ -27,7 +27,7 @@ def docs() -> bytes:
 
 @cache
 def headers(page: bytes) -> Mapping[str, str]:
-    """Return the headers that hold a page to its own style and script, and to the origin that it came from."""
+    """Return the headers that restrict a page to its own style and script, and to its own origin."""
     allowed: dict[bytes, list[str]] = {b"style": [], b"script": []}
     for kind, text in _INLINE.findall(page):
         allowed[kind].append(f"'sha256-{b64encode(sha256(text).digest()).decode()}'")

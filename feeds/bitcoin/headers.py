@@ -14,7 +14,7 @@ _ORPHAN = -1
 
 
 class Headers:
-    """All headers of a source, each with the record that it came from; root and orphans included.
+    """All headers of a source, each with its record; including the root and orphans.
 
     There can be no cycles: a header names its parent by hash, and its own hash is computed, not taken from the source.
     Held in arrays, as a network has a million of them: about 200 bytes each.
@@ -65,13 +65,13 @@ class Headers:
             self.parents[child] = number
 
     def orphans(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """Name record, hash and missing parent of every header whose parent never came; not what descends from them."""
+        """Name record, hash and missing parent of every header whose parent is missing; not their descendants."""
         for parent_hash, children in self._waiting.items():
             for child in children:
                 yield self.records[child], self.hashes[child], parent_hash
 
     def best(self) -> "BestChain":
-        """Choose the branch from the root with the most work; of equals the one whose last block came first."""
+        """Choose the branch from the root with the most work; of equals the one whose last block was read first."""
         works, heights = self._weigh()
         tip = max(range(len(works)), key=works.__getitem__)
         path = array("q")

@@ -102,11 +102,11 @@ class Breaker:
         return "open" if self._probing or self._clock() < self._closed_until else "half_open"
 
     async def state_of(self, txid: bytes) -> State:
-        """Ask the source, if that has a chance. See `Finality`."""
+        """Query the source, unless its circuit is open. See `Finality`."""
         return await self._ask(lambda: self._source.state_of(txid))
 
     async def caught_up(self) -> bool:
-        """Ask the source, if that has a chance. See `Finality`."""
+        """Query the source, unless its circuit is open. See `Finality`."""
         return await self._ask(self._source.caught_up)
 
     async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:

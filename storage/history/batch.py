@@ -93,7 +93,7 @@ def row_of(waiting: Waiting, done: Done, first: int, end: int, *, failed: bool, 
 
 
 class Spends(NamedTuple):
-    """What a batch spends, in the order of spending: output numbers, who, and by which of its inputs."""
+    """The spends of a batch, in order: output numbers, spenders, and indexes of their inputs."""
 
     numbers: Numbers
     spender: Numbers  # transactions of the batch

@@ -40,7 +40,7 @@ _KEY = Packed(">Q")
 
 
 def reindex(store: HistoryStore, wanted: Sequence[str], progress: Callable[[int], None]) -> int:
-    """Make `wanted` the complete indexes of the store; return how many outputs are in them.
+    """Make `wanted` the complete indexes of the store; return the number of outputs in them.
 
     They become complete in the last commit, all of them. Killed before, none is kept: run it again.
     """

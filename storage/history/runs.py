@@ -330,7 +330,7 @@ class Index:
 
 
 def _matches(prefixes: Words, entries: Records, wanted: Words, high: int) -> tuple[Numbers, Records]:
-    """Return which of the wanted prefixes, in order, entries have, as their places, and these entries."""
+    """Return the places of those requested prefixes, in order, that entries have, and these entries."""
     low = prefixes.searchsorted(wanted, "left")
     counts = prefixes.searchsorted(wanted, "right") - low
     hit = np.flatnonzero(counts)

@@ -237,7 +237,7 @@ async def _as_it_is(_: object) -> None:
 
 
 class PostgresSession:
-    """A connection of its own. The server ends it when it is silent for a lease, and with it goes the lock.
+    """A separate connection. The server ends it, and releases the lock, when it is silent for a lease.
 
     See `Session`.
     """

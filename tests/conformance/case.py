@@ -171,7 +171,7 @@ class Case:
 
     @contextmanager
     def signals(self, txids: set[bytes]) -> Iterator[Op]:
-        """Say what an op did to a large transaction: its deletion was set or unset, or a page's state moved."""
+        """Return what an op did to a large transaction: its deletion was set or unset, or a page's state moved."""
         before = {txid: self._watched(txid) for txid in txids}
         found: Op = {"signal": None}
         yield found

@@ -147,7 +147,7 @@ class Marking:
         self.case.do(message(outpoint), op["op"])
 
     def _check_hash(self, outpoint: OutPoint, named: str) -> None:
-        """Ask whether an output has a hash: by a submission that can't succeed, as nobody knows its second input."""
+        """Return whether an output has a hash: by a submission that cannot succeed, as its second input is unknown."""
         self._probes += 1
         tx = Tx(digest(f"probe {self._probes}"), [outpoint, NOWHERE], [Output(b"\x51", 1)])
         answer = self.case.ask(TxSubmitted(tx=tx, input_hashes=[self.words.hash(outpoint, named), None]))

@@ -68,6 +68,6 @@ def feed(api: Api, *messages: Any) -> None:
 
 
 def own_listener() -> tuple[int, str]:
-    """Return a port that is free, and what a configuration says of it."""
+    """Return a free port, and the configuration of a listener on it."""
     port = free_port()
     return port, f"127.0.0.1:{port}"

@@ -95,7 +95,7 @@ def budgets(raw: bytes) -> list[dict[str, Any]]:
 
 
 class Node:
-    """What the stand-in was asked, what it took, and what it should refuse."""
+    """The requests to the stand-in, the transactions that it accepted, and those that it should refuse."""
 
     def __init__(self) -> None:
         self.url = ""

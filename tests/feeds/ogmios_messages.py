@@ -19,7 +19,7 @@ LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
 
 @dataclass(frozen=True)
 class Dialect:
-    """A server's version, and what it was told to include."""
+    """A server's version, and what it is configured to include."""
 
     version: int = 6
     transaction_cbor: bool = False

@@ -39,7 +39,7 @@ class Tree:
 
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:
-        """Apply a mutation, and take it back."""
+        """Apply a mutation, and revert it."""
         file = self.root / mutation.file
         text = file.read_text()
         self._write(file, text.replace(mutation.old, mutation.new))

@@ -37,7 +37,7 @@ async def transaction_get_merkle(session: Session, params: Sequence[Any]) -> obj
 
 
 async def transaction_id_from_pos(session: Session, params: Sequence[Any]) -> object:
-    """Return the id of the transaction at a position of a block, with its merkle branch if wanted."""
+    """Return the id of the transaction at a position of a block, with its merkle branch if requested."""
     height, position = count(params[0], "height"), count(params[1], "tx_pos")
     merkle = flag(params, 2, "merkle")
     _, ids = await session.server.backend.ids_of_block(height)
