@@ -29,7 +29,7 @@ def spend(
 
     `is_new` means that the spender has no record yet: then a missing parent is an error. With `only_check`
     nothing is changed. With `keeps_loser` the spender may be recorded as conflicting: if others have all the outputs
-    that it can't spend, it spends nothing, and who has the first of them is returned.
+    that it can't spend, it spends nothing, and the claimant of the first of them is returned.
 
     Raises:
         TxFault: `UTXO_ERROR` with every input that can't be spent, or `PROCESSING`.
@@ -63,9 +63,9 @@ def spend(
     if faults and not is_new and view.get(txid) is not None:
         faults = {n: fault for n, fault in faults.items() if fault != UNKNOWN}  # pruned, and the spender accepted
     if faults:
-        what = ", ".join(f"{show(outpoints[n])} {fault.code}" for n, fault in list(faults.items())[:10])
+        what = ", ".join(f"{show(outpoints[n])} ({fault.code})" for n, fault in list(faults.items())[:10])
         refusal = TxFault(
-            "UTXO_ERROR", f"transaction {txid.hex()} can't spend {what}", inputs=faults, outpoints=outpoints
+            "UTXO_ERROR", f"transaction {txid.hex()} cannot spend {what}", inputs=faults, outpoints=outpoints
         )
         rival = refusal.rival(txid) if keeps_loser else None
         if rival is None:
