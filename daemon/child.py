@@ -61,7 +61,7 @@ def go_on_in_child(place: Place | None = None) -> None:
     """Return in a new child process only; this one waits for it and ends as it does.
 
     Raises:
-        Exit: a signal that means damage ended the child: exit code 3, and how far it came.
+        Exit: a signal that means damage ended the child: exit code 3, and the last place that it reached.
         SystemExit: the child has ended, or a signal stops this process, which then ends the child too.
     """
     stop_signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

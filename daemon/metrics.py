@@ -1,7 +1,7 @@
 """Counters of the processes, and the files through which the processes share them.
 
 The daemon and every HTTP worker write their numbers, whole, to a file of their own under `data_dir/metrics`, once a
-second; the process that answers `/metrics` reads them all. A file is locked while its process lives, so the numbers of
+second; the process that answers `/metrics` reads them all. A file is locked while its process runs, so the numbers of
 ended processes are recognised. Files, not shared memory: on a full disk a write fails with a warning, where a store to
 a mapped page would end the process.
 """

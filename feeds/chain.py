@@ -16,7 +16,7 @@ Read = Callable[[Sequence[Point]], Iterator[BlockApplied]]
 
 
 class Heights:
-    """Reads a chain and remembers how far it is."""
+    """Reads a chain and keeps the position that it has reached."""
 
     def __init__(self, blocks: Read) -> None:
         self._blocks = blocks

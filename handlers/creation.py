@@ -1,7 +1,7 @@
 """Creation of a large transaction in several commits, so that no block waits for it.
 
 Lock, blob, pages (the master first) with `creating`, flags cleared (the master last, and the inputs spent with it),
-lock released. Nothing of it can be spent, and nothing is spent by it, before the master's flag is gone. What an
+lock released. Nothing of it can be spent, and nothing is spent by it, before the master's flag is cleared. What an
 interruption leaves heals by the same transaction again, by a block that has it, or by the recovery scan.
 """
 

@@ -30,7 +30,7 @@ _SIZES = {0xDC: 2, 0xDD: 4}  # bytes of the length of a list that is not short
 _NOTHING = b"\x90"  # a list
 _NONE = msgspec.Raw(_NOTHING)
 _PLACE = re.compile(r"`\$\[(\d+)\]")
-# NOTE: msgspec says only in this error where a value ends. The tests fail if it words it otherwise.
+# NOTE: msgspec reports the end of a value only in this error. The tests fail if its wording changes.
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 

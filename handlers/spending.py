@@ -50,7 +50,7 @@ class Fault(Struct, frozen=True):
 class TxFault(Exception):
     """An operation on a transaction that can't be carried out: nothing was changed.
 
-    `inputs` says of which inputs or outputs, by their number, and `outpoints` names them all.
+    `inputs` has the faults of inputs or outputs, by their number, and `outpoints` all outpoints.
     """
 
     def __init__(

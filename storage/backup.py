@@ -120,7 +120,7 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 class Writer:
-    """Adds files to a target, and remembers their digests."""
+    """Adds files to a target, and collects their digests."""
 
     def __init__(self, target: Target, advance: Callable[[int], object]) -> None:
         self._target, self._advance = target, advance

@@ -27,7 +27,7 @@ class Job(Struct, array_like=True, frozen=True):
     """One cycle. Times are unix seconds; `seconds` are by phase, `skipped` by reason.
 
     `reason` is why it waits, or why it ended early. `passed_heights` are those for which no cycle ran because a later
-    one came first.
+    one was first.
     """
 
     number: int

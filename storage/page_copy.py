@@ -45,7 +45,7 @@ def page_copy(disk: Disk) -> Iterator[PageCopy]:
             while True:
                 with disk.read() as txn:
                     found = meta_pages_of(file, txn.id())
-                    if found is None:  # two commits came between the transaction and the check of the meta pages
+                    if found is None:  # there were two commits between the transaction and the check of the meta pages
                         continue
                     meta, heads = found
                     end = min((meta.last_page + 1) * meta.page_size, os.fstat(file).st_size)

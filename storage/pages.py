@@ -3,7 +3,7 @@
 A sound file may be shorter than its meta page implies: pages at its end that one commit allocated and freed were never
 written. They are in the list of free pages, so a page that is missing and not in the list was cut off.
 
-What is read here is damage only if no commit came meanwhile: the writer reuses pages two commits later.
+What is read here is damage only if there was no commit meanwhile: the writer reuses pages two commits later.
 """
 
 from __future__ import annotations

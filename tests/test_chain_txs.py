@@ -328,7 +328,7 @@ def test_a_block_of_bytes_mines_what_waits(local: LocalStore) -> None:
 
 
 def test_a_rollback_needs_the_outputs_of_blocks_that_stay(local: LocalStore) -> None:
-    """A claim on an output of the blocks that stay needs the output; without it nothing goes back."""
+    """A claim on an output of the remaining blocks needs the output; without it the rollback is refused."""
     third = block(SECOND, child("child", at("fund")))
     assert local.chain.apply(third, None)
     local.chain.commit()
@@ -345,7 +345,7 @@ def test_a_rollback_needs_the_outputs_of_blocks_that_stay(local: LocalStore) -> 
 
 
 def test_children_of_several_losers_are_searched_once(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Coinbases of a block that goes back lose, with a long chain that spends all of them."""
+    """Coinbases of a rolled-back block become conflicting, with a long chain that spends all of them."""
     length, requests, children = 30, Counter[bytes](), conflicts.children
     coinbases = [tx(f"coinbase {n}", PAY, coinbase=True) for n in range(length)]
     links = [tx(f"link {n}", PAY, spends=[at(f"coinbase {n}"), at(f"link {n - 1}")][: n + 1]) for n in range(length)]

@@ -211,7 +211,7 @@ def test_a_killed_store_continues_where_it_was(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.usefixtures("small")
 def test_a_rollback_into_a_run_that_is_being_rewritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is above the target is gone from the run and from what it becomes, and the rewrite goes on."""
+    """Entries above the target are removed from the run and from its rewritten form, and the rewrite continues."""
     monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     blocks, met, n = steady(20), Counter[str](), 0
     random = Random(5)

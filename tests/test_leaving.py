@@ -19,7 +19,7 @@ LARGE = tx("large", *(output("ann") for _ in range(20_000)))
 
 
 class Work(NamedTuple):
-    """What the daemon has applied, and what is in its hands when it is asked to leave."""
+    """What the daemon has applied, and what is in flight when it is stopped."""
 
     before: list[Message]
     sent: list[Message]

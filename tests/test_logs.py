@@ -235,7 +235,7 @@ main()
 
 
 def _assert_bugs(lines: list[dict[str, Any]]) -> None:
-    """Check that every bug of the script is a line of its own that says what it is."""
+    """Check that every bug of the script is reported in a separate line."""
     found = {line["event"]: line for line in lines}
     for event, words in {
         "exception_ignored": ("ValueError: of a finalizer", "Finalized.__del__"),

@@ -82,7 +82,7 @@ def cycle(local: LocalStore, hear: Callable[[str], None]) -> None:
 
 
 def die_everywhere(template: Path) -> None:
-    """Let one child after the other die at its own write of the cycle; say in which phase each was."""
+    """Kill one child after the other, each at another write of the cycle; return the phase of each."""
     for after_commit in (False, True):
         number = 0
         while True:

@@ -433,7 +433,7 @@ async def test_callbacks_that_raise_are_contained(on_sqlite: Storage) -> None:
 
 
 class Moody(Stubborn):
-    """A handler that is quick or slow, raises, cancels itself, or goes on after it was cancelled; calm in the end."""
+    """A handler that is quick or slow, raises, cancels itself, or ignores its cancellation; correct in the end."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(Valid())

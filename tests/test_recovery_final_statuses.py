@@ -174,7 +174,7 @@ def final_facts(daemon: Daemon) -> Counter[tuple[str, str]]:
 
 
 def becomes_final(daemon: Daemon, name: str) -> None:
-    """Wait until the tables say so: the log may not yet."""
+    """Wait for the tables, which are written before the log."""
     give_up = monotonic() + PATIENCE_S
     with closing(sqlite3.connect(daemon.folder / "data" / "recovery.db", timeout=10)) as connection:
         while True:

@@ -195,7 +195,7 @@ class Steps:
 
 
 async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(storage: Storage, lab: Lab, log: Log) -> None:
-    """A reader that goes on has the same rows in the end, and reopens none of them twice."""
+    """A reader that resumes has the same rows in the end, and reopens none of them twice."""
     story = [
         *(
             *status_facts("pending", 1, 2, 3, 6),
@@ -379,7 +379,7 @@ async def test_a_rollback_voids_what_was_found_out_before_it(storage: Storage, l
 
 
 async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(sqlite_lab: Lab, log: Log) -> None:
-    """That its rows were deleted says nothing; one that lost and is pruned stays what it was."""
+    """Deletion of its rows does not change a status; one that lost and is pruned keeps its status."""
     async with sqlite_lab.storage() as storage, log.following(storage):
         await log.is_read(storage)
         pruned = [TxStatusChanged(txid=tx(n), status="pruned", height=6) for n in (1, 2, 3)]

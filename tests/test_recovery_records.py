@@ -29,7 +29,7 @@ subject, before, after = test_creation.subject, test_creation.before, test_creat
 def test_what_a_creator_leaves_is_ended_when_its_lock_has(
     step: str, subject: Subject, before: Rows, after: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the lock counts nobody touches it; then it is whole or gone, and a second look finds nothing."""
+    """While its lock is valid it is not changed; then it is completed or removed, and a second check finds nothing."""
     dying(subject, step, "after")
     assert subject.run(LARGE) == {"result": "error", "code": "CRASH"}
     records, txid = Records(subject.daemon.transactions), subject.words.txid("A")

@@ -315,7 +315,7 @@ def test_reload_changes_the_operators(folder: Path) -> None:
 
 
 def test_reload_gives_the_workers_another_token(folder: Path) -> None:
-    """They are replaced; meanwhile connections wait, none is refused. What they have counted goes on."""
+    """They are replaced; meanwhile connections wait, none is refused. Their counters continue."""
     web_of = {"workers": 2, "listen": f"unix:{folder}/http"}
     with running(folder, http=web_of | {"token": "first"}) as daemon, Web(folder / "http") as web:
         until(lambda: len(children(daemon.process.pid)), lambda count: count == 2)

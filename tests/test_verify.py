@@ -99,7 +99,7 @@ def command(daemon: Daemon, *options: str | Path) -> list[str]:
 
 
 def interrupted(daemon: Daemon, number: signal.Signals) -> int:
-    """Return the exit code of a `verify` that gets a signal while it has a copy; its child is gone then."""
+    """Return the exit code of a `verify` that receives a signal while it has a copy; its child has ended then."""
     place = daemon.folder / "data"
     for _ in range(50):
         process = subprocess.Popen(

@@ -172,7 +172,7 @@ def _blobs(config: Config) -> int | None:
 
 
 def _rates(numbers: Numbers | None) -> Rates | None:
-    """Return the rates since the first of the last commits; it ended before what came after it was begun."""
+    """Return the rates over the last commits, from the end of the first one."""
     if numbers is None or len(numbers.recent) < 2:
         return None
     (began, _, _), *commits = numbers.recent

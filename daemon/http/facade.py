@@ -19,7 +19,7 @@ from handlers.transactions import Transactions
 from storage.windows import Windows
 
 Headers = list[tuple[bytes, bytes]]
-_LASTS = b"600"  # seconds for which a browser remembers what it may request
+_LASTS = b"600"  # seconds for which a browser caches the permission to send requests
 _METHODS = b"GET, HEAD, POST, OPTIONS"
 
 

@@ -107,7 +107,7 @@ class Mempool:
             self._drop(txid)
             if not refused:
                 self._left[txid] = known
-        for txid in self._left.keys() & there.keys():  # it came back before it was withdrawn
+        for txid in self._left.keys() & there.keys():  # it is in the mempool again before it was withdrawn
             self._note_submitted(txid, *self._left.pop(txid))
         fresh = [txid for txid in there if txid not in self._submitted and txid not in self._missing]
         self.behind = len(fresh) > _AT_ONCE

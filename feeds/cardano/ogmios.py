@@ -22,7 +22,7 @@ from feeds.cardano.ogmios_vouchers import VoucherHistory
 from feeds.errors import FeedError, SourceError
 from handlers.events import BlockApplied, GenesisOutputs, Hello, Inbound, NetworkTip, Rollback, RollbackPoint, Welcome
 
-_KEPT = 4320  # points; no node goes back by more than 2160 blocks
+_KEPT = 4320  # points; no node rolls back more than 2160 blocks
 _ALL_OF = 32  # the newest points are offered; of those before, fewer and fewer
 _RENEW_S = 5.0
 _MOST_TURNS = 100  # back, without getting further than before

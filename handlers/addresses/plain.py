@@ -84,6 +84,6 @@ class Codec:
         """Return the credential that is written so, 28 bytes; of an address, its own credential of that part.
 
         Raises:
-            AddressError: it is none, or one of another part, or the family knows no credentials.
+            AddressError: it is none, or one of another part, or the family has no credentials.
         """
         raise AddressError("another kind", f"addresses of the family {self.family} have no credentials")

@@ -62,7 +62,7 @@ class Value:
         self.offsets = array("q", self.starts.tobytes())  # of what is next to each record
 
     def place(self, number: int) -> int:
-        """Return where the last record at or before a number stands; -1 if there is none."""
+        """Return the index of the last record at or before a number; -1 if there is none."""
         near = number - self.first
         if near < len(self.numbers) and self.numbers[near] == number:  # as it is while every number has a record
             return near

@@ -313,7 +313,7 @@ class History:
         return reachable(txn, self._block, self.state.floor)
 
     def maintain(self, txn: Txn, blocks: int) -> tuple[int, int]:
-        """Count, merge, collect and thin out for this many blocks; return how many transactions and nodes went."""
+        """Count, merge, collect and thin out for this many blocks; return the deleted transactions and nodes."""
         for index in self.index.values():
             index.collect(txn, _COLLECTED * blocks)
         if not self.recent.load(self.undo, txn, self.state.floor):

@@ -2,7 +2,7 @@
 
 A value has a fixed number of positions, the last one those that are there so far: a checksum, how many positions, and
 their hashes. Where nodes were deleted the highest bit of the number is set, and a bitmap (little-endian inside a byte)
-says before the hashes which positions are left. A value of which nothing is left has no row.
+lists before the hashes which positions are left. A value of which nothing is left has no row.
 """
 
 from __future__ import annotations

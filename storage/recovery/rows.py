@@ -13,7 +13,7 @@ from storage.errors import StoreError
 Status = Literal["pending", "confirmed", "deleted", "orphan", "dead"]
 STATUSES: tuple[Status, ...] = ("pending", "confirmed", "deleted", "orphan", "dead")
 FINAL = STATUSES[1:]
-HISTORY = 20  # attempts that a row remembers
+HISTORY = 20  # attempts that a row stores
 LONGEST_TEXT = 500  # characters of a message or an error
 VERSION = 3  # of the schema
 
@@ -131,5 +131,5 @@ def shortened(text: str | None) -> str | None:
 
 
 def decode_history(raw: str) -> list[Attempt]:
-    """Return the attempts that a row remembers, oldest first."""
+    """Return the attempts that a row stores, oldest first."""
     return msgspec.json.decode(raw, type=list[Attempt])

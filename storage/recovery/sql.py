@@ -119,7 +119,7 @@ SETTLE = f"""
                                WHEN b.attempt = 0 THEN t.not_found_since END,
         history = CASE WHEN b.attempt = 0 THEN t.history ELSE {{remembered}} END
     FROM {{results}} WHERE {_OURS}"""
-# What `{remembered}` adds to the history next to the time; the oldest of too many goes.
+# What `{remembered}` adds to the history next to the time; the oldest of too many is deleted.
 REMEMBERED = "'owner', b.holder, 'generation', b.as_of, 'outcome', b.outcome, 'error', b.error"
 
 _KEYS = "FROM {keys} WHERE t.txid = b.id AND t.status || ''"

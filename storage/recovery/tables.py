@@ -307,7 +307,7 @@ class Storage(Verbs):
         return Row(**values | times | {"history": decode_history(values["history"])})
 
 
-# --- what goes into the statements -----------------------------------------------------------------------------------
+# --- parameters of the statements ------------------------------------------------------------------------------------
 
 
 def _ms(seconds: float) -> int:

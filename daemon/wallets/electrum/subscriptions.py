@@ -131,7 +131,7 @@ class Subscriptions:
     async def report(self, touched: Iterable[bytes] | None) -> None:
         """Send each session the new statuses of what it subscribed to.
 
-        `touched` are the keys of the scripts that a change touches; None stands for all of them.
+        `touched` are the keys of the scripts that a change affects; None means all of them.
         """
         wanted = self._touched(touched)
         for topic in wanted:
