@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from anyio.lowlevel import checkpoint
 
 from handlers import json_shape, wire
 from handlers.events import Output, Tx, TxSubmitted
@@ -125,17 +124,23 @@ async def whole(outline: Outline, turn: Turn) -> TxSubmitted:
             outputs += await turn(partial(outline.decode, min(outline.piece, left), len(outputs)))
         event = await turn(outline.rest)
     except Refused:
-        await free(outputs)
+        await free(outputs, turn)
         raise
     event.tx.outputs.extend(outputs)
     return event
 
 
-async def free(outputs: list[Output]) -> None:
-    """Free the memory of outputs, some at a time: the thread does nothing else meanwhile."""
-    while outputs:
+async def free(outputs: list[Output], turn: Turn) -> None:
+    """Free the memory of outputs, some in each turn of the writer.
+
+    On the thread of the event loop it would delay a commit by the interpreter's switch interval at each LMDB call.
+    """
+
+    def free_some() -> None:
         del outputs[-PIECE:]
-        await checkpoint()
+
+    while outputs:
+        await turn(free_some)
 
 
 class _Line(Outline):

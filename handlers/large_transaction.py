@@ -61,7 +61,7 @@ async def create(large: Large, chain: Chain, writer: CapacityLimiter) -> list[An
     finally:
         transactions.on_their_way.discard(large.txid)
         if isinstance(event, TxSubmitted):
-            await large_submission.free(event.tx.outputs)
+            await large_submission.free(event.tx.outputs, turn)
     if status is None:
         unfinished = "it is stored completely, but its outputs cannot be spent yet: send it again"
         return refuse(delivery, seq, Refusal("store_full", unfinished, retryable=True))
