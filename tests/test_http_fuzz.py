@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
+from patience import until
 from questions import Api, failure, running_api, short_folder
 from scenarios import address, block, digest, output, tx
 
@@ -39,6 +40,7 @@ ANYTHING += [address("ann"), "pending", "dead", digest("x"), datetime(1, 1, 1), 
 def api() -> Iterator[Api]:
     with short_folder() as folder, running_api(folder, utxo={"index": dict.fromkeys(NAMES, True)}) as api:
         api.feed(FIRST)
+        until(lambda: api.ask("/api/v1/recovery/transactions").status_code == 200)  # its database has been created
         yield api
         assert not {"request_failed", "http_worker_ended"} & {*api.daemon.events()}
 
