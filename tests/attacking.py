@@ -33,7 +33,6 @@ MEETS = {
 
 
 def attack(kind: str) -> Callable[[Path], None]:
-    """Return the test that attacks with every seed of a kind."""
     return lambda folder: promises_hold(kind, folder)
 
 

@@ -22,7 +22,6 @@ _ARGUMENTS = (
 
 
 def need() -> tuple[str, str]:
-    """Return where the browser and its driver are, or end the test here."""
     found = shutil.which("chromium"), shutil.which("chromedriver")
     if found[0] and found[1]:
         return found[0], found[1]
@@ -59,15 +58,12 @@ class Browser:
         return self._call("GET" if body is None else "POST", f"{self._session}/{command}", body)
 
     def devtools(self, command: str, **parameters: object) -> Any:
-        """Return a command of the DevTools protocol, for what WebDriver has none."""
         return self.ask("goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def close(self) -> None:
-        """Close the window and end the browser."""
         self._call("DELETE", self._session)
 
     def go(self, url: str) -> None:
-        """Load a page."""
         self.ask("url", {"url": url})
 
     def shape(self, width: int, height: int = 900) -> None:
@@ -85,21 +81,18 @@ class Browser:
         return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
 
     def texts(self, selector: str) -> list[str]:
-        """Return the texts of all elements."""
         found: list[str] = self.run(
             "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector
         )
         return found
 
     def shown(self, selector: str) -> bool:
-        """Return whether there is such an element and it is to be seen."""
         return bool(self.run("return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector))
 
     def _element(self, selector: str) -> str:
         return str(next(iter(self.ask("element", {"using": "css selector", "value": selector}).values())))
 
     def click(self, selector: str) -> None:
-        """Click; an element that is hidden or covered cannot be clicked."""
         self.ask(f"element/{self._element(selector)}/click", {})
 
     def write(self, selector: str, text: str, *, enter: bool = False) -> None:
@@ -114,7 +107,6 @@ class Browser:
         return [entry["message"] for entry in entries if entry["source"] != "network" and entry["level"] != "INFO"]
 
     def requests(self) -> list[str]:
-        """Return the addresses that were requested since the last call."""
         entries = [json.loads(entry["message"])["message"] for entry in self.ask("se/log", {"type": "performance"})]
         return [
             entry["params"]["request"]["url"] for entry in entries if entry["method"] == "Network.requestWillBeSent"
@@ -123,7 +115,6 @@ class Browser:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    """Start a browser with a new profile; end it, and its driver, whatever happens."""
     chromium, driver = need()
     with _driver(driver) as port:
         window = Browser(port, chromium, profile)
@@ -135,7 +126,6 @@ def browser(profile: Path) -> Iterator[Browser]:
 
 @contextmanager
 def _driver(command: str) -> Iterator[int]:
-    """Start the driver in a process group of its own, and give its port."""
     words: Sequence[str] = (command, "--port=0")
     quiet = subprocess.DEVNULL
     with subprocess.Popen(

@@ -120,7 +120,6 @@ def boundary(parent: BlockApplied) -> BlockApplied:
 
 
 def chained(*parts: Sequence[Tx]) -> list[BlockApplied]:
-    """Return blocks that follow each other, each with its transactions."""
     blocks: list[BlockApplied] = []
     for txs in parts:
         blocks.append(block(blocks[-1] if blocks else None, *txs))
@@ -128,7 +127,6 @@ def chained(*parts: Sequence[Tx]) -> list[BlockApplied]:
 
 
 def genesis(**funds: int) -> GenesisOutputs:
-    """Return genesis outputs: to each wallet its value."""
     return GenesisOutputs(
         outputs=[GenesisOutput(txid(f"genesis {name}"), 0, output(name, value)) for name, value in funds.items()]
     )
@@ -156,12 +154,10 @@ class Branches:
 
 
 def phrases(text: str) -> set[str]:
-    """Return what a random test has to meet."""
     return set(text.split("; "))
 
 
 def random_output(rng: Random, branches: Branches) -> Output:
-    """Return any output: plain mostly, some with everything, some that nobody can spend."""
     to, value = rng.choice(ADDRESSES), rng.randrange(1 << rng.choice((4, 33, 64)))
     kind = rng.random()
     if kind < 0.06:
@@ -244,7 +240,6 @@ def random_block(
 def random_chain(
     rng: Random, length: int, *, after: Sequence[BlockApplied] = (), repeats: bool = True
 ) -> list[BlockApplied]:
-    """Return `length` blocks that follow each other and a chain."""
     model, chain = Model(), list(after)
     for each in chain:
         model.apply(each)
@@ -276,8 +271,6 @@ LEAVES = LeafWriter(OutputRenderer(CODEC, "cardano"))  # of a store with an MMR
 
 
 class Options(TypedDict, total=False):
-    """What a test may want otherwise."""
-
     indexes: Sequence[str]
     prune_depth: int
     rollback_window: int
@@ -317,7 +310,6 @@ def feed(chain: Chain, *blocks: BlockApplied, network_height: int | None = None)
 
 
 def prune_all(chain: Chain) -> None:
-    """Prune until nothing is left to be pruned."""
     allowed, chain.may_prune = chain.may_prune, True
     while chain.due_for_pruning():
         before = chain.state
@@ -412,7 +404,6 @@ def found(store: HistoryStore, index: str, key: bytes) -> list[OutPoint]:
 
 
 def index_keys(index: str, body: Body) -> set[bytes]:
-    """Return the keys under which an output is listed."""
     extra = msgspec.msgpack.encode(msgspec.structs.astuple(body)[2:])
     return RULES[index].keys(body.address, extra)
 
@@ -450,7 +441,6 @@ def _transactions(stored: Stored) -> Iterator[TxFound]:
 
 
 def _found(stored: Stored, index: str, key: bytes) -> list[OutPoint]:
-    """Return what an index finds: the same up and down, each once."""
     prefix = stored.prefix(key)
     up = [n for some in stored.index(index).ascending(prefix) for n in some.tolist()]
     down = [n for some in stored.index(index).descending(prefix) for n in some.tolist()]

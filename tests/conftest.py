@@ -56,7 +56,6 @@ def encoding(request: pytest.FixtureRequest) -> Encoding:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Yield a folder with a short name: paths of sockets are bounded."""
     with short_folder() as name:
         yield name
 

@@ -46,14 +46,12 @@ U32, U64, UNDO_KEY = (Packed(form) for form in (">I", ">Q", ">II"))
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Disk]:
-    """Open a store for writing, with the tables of mountain ranges where it has them."""
     with Disk(folder, TABLES, durable=False) as disk:
         HistoryStore(disk)
         yield disk
 
 
 def harm(folder: Path, damage: Callable[[Hand], object]) -> None:
-    """Damage a store in one commit."""
     with opened(folder) as disk:
         disk.write(lambda txn: damage(Hand(txn, disk.tables)))
 
@@ -77,11 +75,9 @@ class Hand:
         return None
 
     def remove_node(self, position: int) -> None:
-        """Remove a node of the MMR over outputs."""
         self.change_node(position, None)
 
     def change_node(self, position: int, act: Callable[[Records], object] | None) -> None:
-        """Change the hash of a node of the MMR over outputs, or remove it."""
         first = position // mmr_nodes.NODES * mmr_nodes.NODES
         key, at = first.to_bytes(8, "big"), position - first
         value = mmr_nodes.unpack(dict(self.rows(NODE))[key], first)
@@ -129,7 +125,6 @@ class Hand:
             self.put(table, first, seal(len(records), records.tobytes(), heap))
 
     def change(self, table: str, number: int, act: Callable[[Any], object] | None) -> None:
-        """Change the record of a number, or drop it."""
         for key, records, heap in self.records(table):
             at = np.flatnonzero(records["number"] == number)
             if not len(at):
@@ -145,7 +140,6 @@ class Hand:
         raise AssertionError(f"{table} has no record of {number}")
 
     def change_body(self, number: int, change: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
-        """Change address and extra of an output."""
         for key, records, heap in self.records(OUTPUT):
             at = np.flatnonzero(records["number"] == number)
             if not len(at):
@@ -174,7 +168,6 @@ class Hand:
             self.put(LIVE, key, _seal(bytes(bits)))
 
     def spends(self) -> list[tuple[bytes, Records]]:
-        """Return the undo logs of the window that have spends."""
         return [(key, records) for key, records, _ in self.records(UNDO) if len(records)]
 
     def long_undo(self) -> tuple[bytes, Records]:
@@ -183,7 +176,6 @@ class Hand:
     # --- runs ----------------------------------------------------------------------------------------------------
 
     def entries(self, kind: str, run: int | None = None) -> Iterator[tuple[bytes, Records]]:
-        """Yield the values of a kind's runs in force, or of one run."""
         ids = [each.id for each in self.manifest(kind).runs] if run is None else [run]
         for key, value in self.rows(RUN):
             if runs.KEY.unpack(key)[0] in ids:
@@ -220,16 +212,13 @@ class Hand:
 
 
 def liveliest(manifest: Manifest) -> runs.Run:
-    """Return the run with the most living entries."""
     return max(manifest.runs, key=lambda run: run.lived)
 
 
 def rewriting(manifest: Manifest) -> runs.Run:
-    """Return the run that is being rewritten."""
     (merge,) = [merge for merge in manifest.merges if len(merge.inputs) == 1]
     return next(run for run in manifest.runs if run.id in merge.inputs)
 
 
 def longest(manifest: Manifest) -> runs.Merge:
-    """Return the merge that has most to read."""
     return max(manifest.merges, key=lambda merge: merge.room)

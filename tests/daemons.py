@@ -64,7 +64,6 @@ def start(
     cwd: Path | None = None,
     listener: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command as a fork of the template; execute it where `environ` has something for the interpreter."""
     if environ.keys() & OF_THE_INTERPRETER:
         stdin, stdout, stderr = descriptors
         command = [sys.executable, "-m", "daemon.cli", *words]
@@ -80,7 +79,6 @@ def background(log: Path, *arguments: object, listener: int | None = None, **env
 
 @contextmanager
 def piped(*arguments: object, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command whose three standard descriptors are pipes; kill it in the end."""
     given, out, errors = os.pipe(), os.pipe(), os.pipe()
     theirs = [given[0], out[1], errors[1]]
     try:
@@ -170,7 +168,6 @@ class Daemon:
         return self._process
 
     def start(self) -> None:
-        """Start a process and wait until it lets clients in."""
         process, until = self.spawn(), monotonic() + PATIENCE_S
         while True:
             with socket.socket(socket.AF_UNIX) as knock:
@@ -241,7 +238,6 @@ class Daemon:
         return done.stdout.decode().splitlines()
 
     def status(self) -> dict[str, Any]:
-        """Return what `utxod status --json` says, with the daemon (0) or without it (1)."""
         done = self.run("status", "--json")
         assert done.returncode == (0 if self.alive() else 1), done.stderr.decode()
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -257,7 +253,6 @@ class Daemon:
 
 @contextmanager
 def home(folder: Path, environ: Mapping[str, str] | None = None, **tables: Any) -> Iterator[Daemon]:
-    """Yield a daemon that is configured and not started; end whatever was started."""
     write_config(folder, tables)
     daemon = Daemon(folder, environ or {})
     try:
@@ -443,7 +438,6 @@ def as_user(uid: int) -> Iterator[None]:
 
 
 def statuses(answers: Sequence[Message]) -> list[str]:
-    """Return what became of messages: the statuses of acknowledgements, the codes of errors."""
     return [answer.get("status") or answer["code"] for answer in answers]
 
 

@@ -17,13 +17,10 @@ _AT_ONCE = 500
 
 
 def script_hash(script: bytes) -> str:
-    """Return how Electrum names a script."""
     return sha256(script).digest()[::-1].hex()
 
 
 class Wallet:
-    """One connection."""
-
     def __init__(self, port: int, version: str | None = "1.4", tls: ssl.SSLContext | None = None) -> None:
         until = monotonic() + patience(20)
         while True:
@@ -48,7 +45,6 @@ class Wallet:
         self.socket.close()
 
     def raw(self, data: bytes) -> None:
-        """Send bytes."""
         self.socket.sendall(data)
 
     def receive(self) -> Any:
@@ -61,7 +57,6 @@ class Wallet:
         return None
 
     def ask(self, method: str, *params: Any) -> Json:
-        """Return the whole answer to a call."""
         self._number += 1
         call = {"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}
         self.raw(json.dumps(call).encode() + b"\n")
@@ -70,13 +65,11 @@ class Wallet:
         return answer
 
     def call(self, method: str, *params: Any) -> Any:
-        """Return the result of a call."""
         answer = self.ask(method, *params)
         assert "error" not in answer, answer
         return answer["result"]
 
     def call_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the results of many calls."""
         return [answer["result"] for answer in self.ask_all(calls)]
 
     def ask_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Json]:

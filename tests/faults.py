@@ -52,8 +52,6 @@ class Fault:
 
 
 class _Watched:
-    """A cursor, with its writes counted."""
-
     def __init__(self, real: Any, fault: Fault) -> None:
         self._real, self._fault = real, fault
 
@@ -101,7 +99,6 @@ class _Environment:
 
 @contextmanager
 def failing(disk: Disk, fault: Fault) -> Iterator[Fault]:
-    """Let the fault happen to what is written to `disk` meanwhile."""
     real = disk.env
     disk.env = cast("lmdb.Environment", _Environment(real, fault))
     try:

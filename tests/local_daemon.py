@@ -128,12 +128,10 @@ class LocalDaemon:
         return [line for line in self._logs if line["event"] == event]
 
     def record(self, name: object) -> Record | None:
-        """Return the record of a named transaction."""
         with self._disk.read() as txn:
             return self.store.record(txn, digest("tx", name))
 
     def blobs(self) -> dict[str, bytes]:
-        """Return the blobs of raw transactions by id."""
         found = (self.config.data_dir / "blobs").rglob("*.tx")
         return {path.stem: path.read_bytes() for path in found}
 
@@ -144,7 +142,6 @@ class LocalDaemon:
 
 @contextmanager
 def local_daemon(folder: Path, **tables: Any) -> Iterator[LocalDaemon]:
-    """Yield a daemon of a configuration; its store has to be sound at the end."""
     daemon = LocalDaemon(load(write_config(folder, tables), {}))
     try:
         yield daemon

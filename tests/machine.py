@@ -60,7 +60,6 @@ class Machine:
         stdin: bytes = b"",
         environ: Mapping[str, str] = ENVIRONMENT,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command there, as root or as another user."""
         plain = [*map(str, words)]
         enter = ["nsenter", f"--target={self.pid}", "--all", "--root", "--wd", "--"]
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
@@ -78,7 +77,6 @@ class Machine:
         return decoded
 
     def show(self, unit: str, what: str) -> str:
-        """Return a property of a unit."""
         return self.run("systemctl", "show", "--value", "-p", what, unit).stdout.strip()
 
     def file(self, path: str) -> Path:
@@ -87,12 +85,10 @@ class Machine:
 
 
 def _group() -> Path | None:
-    """Return the control groups of version 2, if there are any."""
     return next((path for path in _GROUPS if (path / "cgroup.procs").exists()), None)
 
 
 def _missing() -> str | None:
-    """Return why no machine can be started here, if so."""
     if os.geteuid() != 0:
         return "only root can start a machine"
     if missing := [name for name in _NEEDED if shutil.which(name) is None]:

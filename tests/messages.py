@@ -39,7 +39,6 @@ class Listener:
         self.settled_count += count
 
     def statuses(self) -> list[tuple[int | None, str]]:
-        """Return the number and the status, or the code, of each answer."""
         return [(each.seq, each.status if isinstance(each, Ack) else each.code) for each in self.received]
 
 
@@ -60,15 +59,12 @@ def take(turns: Turns, *deliveries: Delivery) -> Committed:
 
 
 def tell(committed: Committed) -> None:
-    """Let the senders hear the answers of a commit."""
     answers = [answer for answer in committed.answers if isinstance(answer, Answer)]
     assert answers == committed.answers
     send(answers)
 
 
 class Line:
-    """An inbox: batches come one by one, then it is closed."""
-
     def __init__(self, *batches: list[Delivery]) -> None:
         self.batches = list(batches)
         self.crowded = False

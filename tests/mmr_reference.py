@@ -83,7 +83,6 @@ def numbered(model: Model, upto: int) -> list[Numbered]:
 
 
 def leaf(point: OutPoint, coin: Coin, moment: Moment) -> bytes:
-    """Return an output's leaf: the record that is answered, with its outpoint."""
     out, at, address = coin.output, moment.point, coin.output.address
     owner = CODEC.credentials(address)
     datum = out.datum_hash or (out.inline_datum is not None and blake2b(out.inline_datum, digest_size=32).digest())
@@ -157,7 +156,6 @@ def proof_of(chain: Chain, point: OutPoint) -> MmrProof:
 
 
 def small_nodes(patch: pytest.MonkeyPatch, nodes: int = 7, most: int = 0) -> None:
-    """Let values of nodes be small, and each be rewritten that has a node to lose."""
     for module in (storage.history.mmr_nodes, storage.history.mmr):
         patch.setattr(module, "NODES", nodes)
         patch.setattr(module, "BIT_NODES", 2)

@@ -12,8 +12,6 @@ Place = tuple[int, int, int]  # ordinal of the block, number of the transaction,
 
 
 class Coin(NamedTuple):
-    """A live output, where it was born, and whether as a collateral return."""
-
     place: Place
     output: Output
     collateral_return: bool = False
@@ -57,7 +55,6 @@ def after(before: Moment, ordinal: int, block: BlockApplied) -> Moment:
 
 
 def made(tx: Tx, ordinal: int, number: int) -> list[tuple[int, Coin]]:
-    """Return what a transaction creates, by index."""
     if tx.valid:
         kept = [(index, output) for index, output in enumerate(tx.outputs) if output.spendable]
         return [(index, Coin((ordinal, number, index), output)) for index, output in kept]
@@ -125,7 +122,6 @@ class Model:
         return max(self.prune_depth, self.rollback_window)
 
     def used(self) -> list[bytes]:
-        """Return the ids of all transactions so far."""
         seeded = {txid for txid, _ in self.moments[0].coins}
         return sorted(seeded) + [tx.txid for moment in self.moments if moment.block for tx in moment.block.txs]
 
@@ -152,11 +148,9 @@ class Model:
             self.prune()
 
     def prune(self) -> None:
-        """Forget, wholly, what no window reaches."""
         self.floor = max(self.floor, self.committed - self.reach - 1)
 
     def crash(self) -> None:
-        """Lose what was not durable."""
         del self.moments[self.committed + 1 :]
         self.deep = self.elides
         self.persisted = self.persisted_stored
@@ -177,7 +171,6 @@ class Model:
         return max(n for n, moment in enumerate(self.moments) if moment.point is None or moment.point.slot <= slot)
 
     def found(self, index: str) -> dict[bytes, list[OutPoint]]:
-        """Return what an index should find under each key, in the order of the chain."""
         found: dict[bytes, list[OutPoint]] = {}
         for point, coin in sorted(self.stored.coins.items(), key=lambda each: each[1].place):
             for key in index_keys(index, coin.output):

@@ -33,7 +33,6 @@ def tree(folder: Path) -> Path:
 
 
 def sdist(source: Path, into: Path) -> Path:
-    """Build the source distribution, as a front end does: through the hook of the build system."""
     hook = f"from setuptools import build_meta; build_meta.build_sdist({str(into)!r})"
     _run([sys.executable, "-W", "error", "-c", hook], source)
     (found,) = into.glob("*.tar.gz")
@@ -41,7 +40,6 @@ def sdist(source: Path, into: Path) -> Path:
 
 
 def wheel(archive: Path, into: Path) -> Path:
-    """Build the wheel from nothing but a source distribution."""
     with tarfile.open(archive) as file:
         file.extractall(into / "source", filter="data")
     (source,) = (into / "source").iterdir()

@@ -14,7 +14,6 @@ class Messages:
         self._rest, self._type = b"", 0
 
     def whole(self, data: bytes) -> bytes:
-        """Return the messages that are whole now."""
         self._rest += data
         end = 0
         while len(self._rest) >= (begin := end + self._type) + 4:

@@ -41,8 +41,6 @@ Idle = Callable[[], Awaitable[None]]
 
 
 class LocalStore:
-    """What `open_local_store` opens."""
-
     def __init__(
         self, folder: Path, disk: Disk, terms: Terms, windows: Windows, page: int, blobs: Blobs, kind: str
     ) -> None:
@@ -112,8 +110,6 @@ class LocalStore:
 
 
 def run_through(cycle: Cycle, before_each: Callable[[], None] = lambda: None) -> None:
-    """Take all steps of a cycle."""
-
     async def take(step: Callable[[], _T], /, *, on_writer: bool = True) -> _T:
         before_each()
         return step()
@@ -139,13 +135,11 @@ def open_local_store(
 
 
 def terms_of(batch_size: int = 500, **settings: Any) -> Terms:
-    """Return short windows, with some settings of the pruner."""
     chosen = Settings(parent_preservation_blocks=PRESERVATION, **settings)
     return Terms(chosen, RETENTION, UNMINED, batch_size)
 
 
 def pay(name: str, *spends: OutPoint, outs: int = 1, **parts: Any) -> Tx:
-    """Return a transaction with so many outputs."""
     return Tx(txid(name), list(spends), [output(f"{name} {n}") for n in range(outs)], **parts)
 
 
@@ -178,7 +172,6 @@ class Daemon:
         self.sender = Listener()
 
     async def hear(self, *events: Inbound) -> None:
-        """Let messages come, be committed, and notify the pruner."""
         turns = self.local.turns
         deliveries = [message(event, self.sender) for event in events]
         assert not await to_thread.run_sync(turns.take, deliveries, monotonic(), 1e18, limiter=self.writer)

@@ -22,7 +22,6 @@ FAILURE = {"error", "message", "hint"}
 
 
 def free_port() -> int:
-    """Return a port on which no process listens."""
     with socket.socket() as knock:
         knock.bind(("127.0.0.1", 0))
         return int(knock.getsockname()[1])
@@ -35,8 +34,6 @@ def knock(path: Path) -> None:
 
 
 class Web:
-    """An HTTP client that waits for a worker that does not listen yet."""
-
     def __init__(self, where: int | Path) -> None:
         self._socket = where if isinstance(where, Path) else None
         if isinstance(where, Path):
@@ -56,7 +53,6 @@ class Web:
         self.close()
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> httpx.Response:
-        """Return the answer to one request."""
         until = monotonic() + PATIENCE_S
         while True:
             try:
@@ -68,14 +64,12 @@ class Web:
                 sleep(0.02)
 
     def get(self, path: str, **headers: str) -> Any:
-        """Return a good answer's content."""
         answer = self.ask(path, **headers)
         assert answer.status_code == 200, (path, answer.status_code, answer.text[:500])
         assert answer.headers["content-type"] == "application/json"
         return json.loads(answer.content)
 
     def pages(self, path: str, count: int, order: str | None = "asc") -> list[list[Any]]:
-        """Return a list page by page, by cursor."""
         begin = f"?count={count}" + (f"&order={order}" if order else "")
         found, query = [], begin
         while True:
@@ -87,7 +81,6 @@ class Web:
             query = f"{begin}&cursor={answer.headers['x-next-cursor']}"
 
     def until(self, path: str, wanted: int) -> httpx.Response:
-        """Repeat a request until the status is as wanted."""
         return until(lambda: self.ask(path), lambda answer: answer.status_code == wanted, pause_s=0.05)
 
 
@@ -105,12 +98,10 @@ def failure(answer: httpx.Response, status: int, code: str, *named: str) -> str:
 
 
 def timeless(content: bytes) -> bytes:
-    """Return an answer, one of `/api/v1/status` without its clock."""
     return re.sub(rb'("persisted_height":\w+,"seconds_since_last_block":)[0-9.]+', rb"\1", content)
 
 
 def outpoints(utxos: Sequence[Any]) -> list[tuple[str, int]]:
-    """Return which outputs these are."""
     return [(utxo["tx_hash"], utxo["output_index"]) for utxo in utxos]
 
 
@@ -122,14 +113,11 @@ def short_folder() -> Iterator[Path]:
 
 
 class Api:
-    """A daemon with an HTTP worker, and clients that query and feed it."""
-
     def __init__(self, daemon: Daemon, web: Web) -> None:
         self.daemon, self.web = daemon, web
         self.get, self.ask = web.get, web.ask
 
     def feed(self, *messages: Message) -> None:
-        """Let messages become durable."""
         with self.daemon.client() as client:
             done = statuses(client.feed(messages))
         assert set(done) <= {"applied", "rolled_back", "accepted"}, done
@@ -137,7 +125,6 @@ class Api:
 
 @contextmanager
 def running_api(folder: Path, **tables: Any) -> Iterator[Api]:
-    """Yield a daemon that answers on a socket of its own."""
     http = {"workers": 1, "listen": f"unix:{folder}/http"} | tables.pop("http", {})
     with running(folder, http=http, **tables) as daemon, Web(folder / "http") as web:
         yield Api(daemon, web)
@@ -145,7 +132,6 @@ def running_api(folder: Path, **tables: Any) -> Iterator[Api]:
 
 @contextmanager
 def serve_alone(daemon: Daemon, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `utxod serve` next to a daemon, or without one."""
     process = background(daemon.folder / "serve.log", "serve", "--config", daemon.config, *arguments)
     try:
         yield process

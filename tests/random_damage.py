@@ -161,7 +161,6 @@ def run(arguments: list[str], output: Path) -> int | None:
 
 
 def run_daemon(arguments: list[str], output: Path) -> int | None:
-    """Start a daemon, and ask it to leave when it listens."""
     with started(arguments, output) as pid:
         code = ended(pid, until=lambda: output.exists() and b'"listening"' in output.read_bytes())
         if code is not None:
@@ -188,8 +187,6 @@ def changed(before: dict[str, list[tuple[bytes, bytes]]], store: Path) -> list[s
 
 
 class Trial:
-    """A place where damaged copies of a store are tried."""
-
     def __init__(self, base: Path, place: Path) -> None:
         self.place, self.output = place, place / "output"
         self.store, self.config, self.set = place / "data" / "lmdb", place / "utxod.toml", b""

@@ -31,7 +31,6 @@ class Answer(NamedTuple):
 
 
 def get(path: str = "/health/live", host: str = "localhost") -> bytes:
-    """Return a good request."""
     return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
 
 
@@ -72,7 +71,6 @@ class Connection:
         return sent
 
     def answer(self, *, bodyless: bool = False) -> Answer:
-        """Return the next answer."""
         while b"\r\n\r\n" not in self._buffer:
             assert self._more(), f"the connection ended inside of {self._buffer[:200]!r}"
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
@@ -112,15 +110,12 @@ class Connection:
 
 
 def asks(where: int | Path, request: bytes, **more: Any) -> Answer:
-    """Send a request on a connection of its own; return the answer."""
     with Connection(where) as connection:
         connection.send(request)
         return connection.answer(**more)
 
 
 class Server(NamedTuple):
-    """A daemon with one HTTP worker."""
-
     daemon: Daemon
     where: int | Path
 
@@ -149,7 +144,6 @@ class Server(NamedTuple):
 
 @contextmanager
 def serving(folder: Path, story: Sequence[Message] = (), **http: Any) -> Iterator[Server]:
-    """Yield a daemon with a sample chain, and a worker that serves it."""
     listen = str(http.setdefault("listen", f"127.0.0.1:{free_port()}"))
     where = Path(listen.removeprefix("unix:")) if listen.startswith("unix:") else int(listen.split(":")[1])
     with running(folder, http={"workers": 1, **http}) as daemon, Web(where) as web:

@@ -32,7 +32,6 @@ with open_disk(load(Path(sys.argv[1]), {}), readonly=True) as disk, disk.read():
 
 @contextmanager
 def process(*command: object, ready: bool = True) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that may be stopped, and end it whatever happens."""
     pipe = subprocess.PIPE
     words = [sys.executable, *map(str, command)]
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment()) as started:
@@ -62,7 +61,6 @@ def utxod(daemon: Daemon, *words: str) -> Sequence[str]:
 
 @contextmanager
 def table(daemon: Daemon) -> Iterator[Callable[[], list[Reader]]]:
-    """Yield what LMDB's table of readers says of open read transactions."""
     with lmdb.open(str(daemon.folder / "data" / "lmdb"), readonly=True, max_dbs=20) as env:
         yield lambda: open_readers(env)
 
@@ -72,7 +70,6 @@ def logged(daemon: Daemon, event: str, pid: int) -> list[dict[str, Any]]:
 
 
 def filled(client: Client, outputs: int = 12_000) -> list[Message]:
-    """Fill a set; its outputs are spent from anywhere later."""
     blocks = list[Message]()
     for n in range(0, outputs, 1000):
         paid = [output(f"{n}/{k}", k + 1) for k in range(1000)]

@@ -150,8 +150,6 @@ async def on_postgres(pg_lab: Lab) -> AsyncIterator[Storage]:
 
 
 class Stub:
-    """A handler that returns the given answer for a transaction, and records its calls."""
-
     def __init__(self, answer: Callable[[bytes], Any] = lambda _: Valid()) -> None:
         self.answer, self.requests = answer, list[bytes]()
 
@@ -189,7 +187,6 @@ class Shaky:
 
 
 def quick(**changes: Any) -> Recovery:
-    """Return settings for a test: everything soon, nothing from a dice."""
     soon: dict[str, Any] = {
         "ttl": 30.0,
         "scan_interval": 0.05,
@@ -213,8 +210,6 @@ async def wake(storage: Storage, txids: Iterable[bytes]) -> None:
 
 
 class Service(Manager):
-    """The service in a task of its own, which may be started and stopped."""
-
     async def start(self) -> None:
         self._raised, self._over = list[Exception](), asyncio.Event()
         self._main = asyncio.create_task(self._run_in(anyio.create_task_group()))
@@ -238,7 +233,6 @@ class Service(Manager):
 
 @asynccontextmanager
 async def managing(storage: Any, handler: Handler, **changes: Any) -> AsyncIterator[Service]:
-    """Run the service for as long as it is needed."""
     service = manage(storage, handler, **changes)
     await service.start()
     try:
@@ -259,7 +253,6 @@ def manage(storage: Any, handler: Handler, **changes: Any) -> Service:
 
 
 async def until(condition: Callable[[], Any], within_s: float = 15.0) -> None:
-    """Wait until something is so, for longer on a machine that has more to do."""
     async with asyncio.timeout(patience(within_s)):
         while True:
             holds = condition()

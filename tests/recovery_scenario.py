@@ -46,7 +46,6 @@ class Scenario:
         return found
 
     def right(self, txid: bytes) -> Status:
-        """Return how a transaction has to end."""
         if txid in self._losers:
             return "deleted"
         return "orphan" if txid in self.unknown else "confirmed"
@@ -112,7 +111,6 @@ class WatchedDaemon:
         self._leave()
 
     def end(self) -> None:
-        """Stop it, and check its store."""
         assert self.daemon.term() == 0, self.daemon.tail()
         self._leave()
         self.daemon.assert_sound()

@@ -10,7 +10,6 @@ from daemons import Message, as_hex
 
 
 def digest(*names: object, size: int = 32) -> bytes:
-    """Return bytes made from names."""
     return blake2b("/".join(map(str, names)).encode(), digest_size=size).digest()
 
 
@@ -20,22 +19,18 @@ def address(name: object) -> bytes:
 
 
 def output(to: object, value: int = 1, **fields: Any) -> Message:
-    """Return an output."""
     return {"address": address(to), "value": value} | fields
 
 
 def at(name: object, index: int = 0) -> list[Any]:
-    """Return the outpoint of a named transaction."""
     return [digest("tx", name), index]
 
 
 def tx(name: object, *outputs: Message, spends: Sequence[list[Any]] = (), **fields: Any) -> Message:
-    """Return a transaction."""
     return {"txid": digest("tx", name), "inputs": list(spends), "outputs": list(outputs)} | fields
 
 
 def block(parent: Message | None, *txs: Message, branch: str = "", **fields: Any) -> Message:
-    """Return the block after `parent`, twenty slots later."""
     height = 1 if parent is None else parent["height"] + 1
     made: Message = {
         "type": "BlockApplied",
@@ -63,12 +58,10 @@ def chain(length: int, parent: Message | None = None, *, branch: str = "", outpu
 
 
 def point(of: Message) -> Message:
-    """Return a block's place as answers have it."""
     return {"height": of["height"], "slot": of["slot"], "hash": of["hash"].hex()}
 
 
 def back_to(place: Message | str) -> Message:
-    """Return the rollback to a block, or to the origin."""
     if isinstance(place, str):
         return {"type": "Rollback", "to": place}
     return {"type": "Rollback", "to": {"slot": place["slot"], "hash": place["hash"], "height": place["height"]}}
@@ -83,11 +76,9 @@ class LiveSet:
 
     @property
     def tip(self) -> str | None:
-        """Return the tip's hash."""
         return next((message["hash"] for message in reversed(self._sent) if message["type"] == "BlockApplied"), None)
 
     def tell(self, messages: Iterable[Message]) -> LiveSet:
-        """Carry messages out."""
         for message in map(as_hex, messages):
             match message["type"]:
                 case "BlockApplied" | "GenesisOutputs":
@@ -104,7 +95,6 @@ class LiveSet:
             self._add(seeded["txid"], seeded["index"], seeded["output"])
 
     def _go_back(self, to: str | None) -> None:
-        """Begin again with what stays."""
         stays = self._sent
         while stays and stays[-1]["type"] == "BlockApplied" and stays[-1]["hash"] != to:
             stays.pop()
@@ -127,10 +117,8 @@ class LiveSet:
             self.coins[txid, index] = f"{txid},{index},{paid['value']},{paid['address']}"
 
     def lines(self) -> list[str]:
-        """Return the export in csv."""
         return list(self.coins.values())
 
 
 def expected(messages: Iterable[Message]) -> list[str]:
-    """Return the export after messages that were carried out."""
     return LiveSet().tell(messages).lines()

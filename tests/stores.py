@@ -145,8 +145,6 @@ class OnDisk:
 
 
 class Looked(Struct, frozen=True):
-    """What is said of one output."""
-
     status: str
     hash: bytes | None = None
     spender: tuple[bytes, int] | None = None

@@ -71,8 +71,6 @@ class Request:
 
 
 class Forked(subprocess.Popen[bytes]):
-    """A fork of the template, used like any other process."""
-
     def __init__(self, arguments: Sequence[str], pid: int, reports: int) -> None:
         self.args, self.pid, self._reports = arguments, pid, reports
         self.stdin = self.stdout = self.stderr = None
@@ -143,7 +141,6 @@ _lock = threading.Lock()
 
 
 def template(environ: Mapping[str, str]) -> Template:
-    """Return the template of this process."""
     global _template
     with _lock:
         if _template is None:
@@ -200,7 +197,6 @@ def serve(requests: socket.socket) -> Request:
 
 
 def run(request: Request) -> None:
-    """Make this process what a request asks for, and run its command."""
     high = [fcntl(descriptor, F_DUPFD_CLOEXEC, _HIGH) for descriptor in request.descriptors]
     for descriptor in request.descriptors:
         os.close(descriptor)

@@ -42,14 +42,12 @@ MET = Branches()
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a single transaction become a ghost, and few generations be enough."""
     monkeypatch.setattr(handlers.ghosts, "LEAST", 1)
     monkeypatch.setattr(handlers.ghosts, "GENERATIONS", 3)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let values be small, so that a few transactions fill several."""
     monkeypatch.setattr(storage.ghost_index, "_ENTRIES", 3)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
 
@@ -69,7 +67,6 @@ class Twin:
         self.repaired = 0
 
     def tell(self, events: list[Inbound]) -> tuple[list[tuple[int | None, str]], list[Fact]]:
-        """Send each message separately; return the answers and the facts."""
         sender, facts = Listener(), list[Fact]()
         for event in events:
             for committed in follow(self.local.chain, Line([message(event, sender)])):
@@ -87,7 +84,6 @@ class Twin:
             return self.store.ghosts.count(txn)
 
     def answers(self, names: Iterable[bytes]) -> dict[str, object]:
-        """Return the facts about transactions and their outputs."""
         found = dict[str, object]()
         with self.local.disk.read() as txn:
             view = self.local.transactions.view(txn)
@@ -205,7 +201,6 @@ def test_a_rival_of_a_parent_takes_all_that_builds_on_it(local: LocalStore) -> N
     ids=["another value", "an unspendable output", "fewer outputs", "another input", "more inputs", "failed"],
 )
 def test_another_content_in_a_block_is_noticed_with_rows_and_without(tmp_path: Path, again: Tx) -> None:
-    """A ghost that a block has again with another content: the same facts, answers and repairs as of a record."""
     found = []
     for with_rows in (False, True):
         with open_local_store(tmp_path / str(with_rows), windows=Windows(20, 20)) as local:

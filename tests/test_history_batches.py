@@ -52,7 +52,6 @@ def answers(chain: Chain, blocks: list[BlockApplied]) -> list[object]:
 
 
 def note(chain: Chain) -> None:
-    """Count what is under way between two commits."""
     lists = [index.manifest for index in chain.history.index.values()]
     begun = [merge for listed in lists for merge in listed.merges if merge.entries]
     MET["a run of the second level"] += any(run.level > 1 for listed in lists for run in listed.runs)
@@ -72,7 +71,6 @@ KINDS += [("mmr", INDEXES, None), ("classic", INDEXES, 10_000), ("classic", NAME
 def test_any_batching_and_merging_has_the_same_answers(
     store: str, indexes: tuple[str, ...], ahead: int | None, seed: int, most: int, merged: int
 ) -> None:
-    """At the tip and far below it, with every index, and with indexes that are built in the end."""
     rng = Random(seed)
     window = rng.randrange(13)
     genesis, blocks = random_genesis(rng), random_chain(rng, 25)

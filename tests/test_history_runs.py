@@ -36,7 +36,6 @@ KEYS = [Random(n).getrandbits(64) | 1 for n in range(4)]
 
 
 def chain_of(length: int, width: int) -> Sequence[BlockApplied]:
-    """Return blocks of some transactions, each of which spends what one of the block before has paid."""
     blocks: list[BlockApplied] = []
     for n in range(length):
         paid = [tx(f"{n} {k}", output("ann"), spends=[at(f"{n - 1} {k}")] if n else []) for k in range(width)]
@@ -65,7 +64,6 @@ def test_values_of_which_little_is_left_are_joined(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Parts of it that no entry has touched are there too: readers ask them for other ids."""
     small_values(monkeypatch, run_bytes=200, merged=0, least_merged=200)
     with open_chain(tmp_path, rollback_window=1, prune_depth=1, may_prune=True) as chain:
         for each in chain_of(30, 40):
@@ -79,7 +77,6 @@ def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.Mon
 
 
 def test_a_new_run_has_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Readers ask also for ids whose part of the filter no entry of the run has touched."""
     monkeypatch.setattr(storage.history.filters, "PART", 1)
     monkeypatch.setattr(storage.history.filters, "_BITS", 640)  # for each entry, so that entries are far apart
     with open_chain(tmp_path, rollback_window=9, prune_depth=9) as chain:
@@ -95,7 +92,6 @@ def test_a_new_run_has_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make values, merges and counts small, so that a rewrite takes several blocks."""
     rewritten: int = storage.history.merging._REWRITTEN
     small_values(monkeypatch, merged=0, least_merged=24, values_read=2, rewritten=rewritten)
     fixed_keys(monkeypatch, KEYS)
@@ -127,7 +123,6 @@ def steady(
 
 
 def lists(chain: Chain) -> dict[str, Manifest]:
-    """Return what is in force of each index."""
     return {kind: deepcopy(index.manifest) for kind, index in chain.history.index.items()}
 
 
@@ -146,7 +141,6 @@ def is_sound(chain: Chain) -> None:
 
 
 def applied(folder: Path, blocks: Sequence[BlockApplied]) -> Iterator[Chain]:
-    """Yield a store after each of these blocks."""
     with open_chain(folder, **OPTIONS) as chain:
         for each in blocks:
             feed(chain, each)
@@ -186,7 +180,6 @@ def test_a_run_with_half_of_its_entries_obsolete_is_rewritten(monkeypatch: pytes
 
 @pytest.mark.usefixtures("small")
 def test_a_killed_store_continues_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its lists of runs are those of a store that runs on, after every block."""
     monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     blocks, met = steady(60), Counter[str]()
     whole = [lists(chain) for chain in applied(tmp_path / "whole", blocks)]
@@ -211,7 +204,6 @@ def test_a_killed_store_continues_where_it_was(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.usefixtures("small")
 def test_a_rollback_into_a_run_that_is_being_rewritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Entries above the target are removed from the run and from its rewritten form, and the rewrite continues."""
     monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     blocks, met, n = steady(20), Counter[str](), 0
     random = Random(5)

@@ -42,7 +42,6 @@ MOST = (1 << 64) - 1
 
 
 def to(name: str, value: int = 1, **fields: Any) -> Message:
-    """Return an output to one of the addresses above."""
     return {"address": bytes.fromhex(VECTORS[name][1]), "value": value} | fields
 
 
@@ -117,7 +116,6 @@ def lovelace(value: int) -> Message:
 
 
 def expected_bare(**fields: Any) -> Message:
-    """Return the whole answer for the first output of `bare`, in the order of the contract."""
     return {
         "tx_hash": digest("tx", "bare").hex(),
         "output_index": 0,
@@ -287,7 +285,6 @@ REFUSED: list[tuple[str, int, str, str]] = [
 
 @pytest.mark.parametrize(("path", "status", "code", "named"), REFUSED, ids=lambda each: str(each)[:40])
 def test_questions_that_are_refused(fed_api: Api, path: str, status: int, code: str, named: str) -> None:
-    """Also where the client shows the tag of an answer that it has."""
     for headers in ({}, {"If-None-Match": fed_api.ask("/api/v1/tip").headers["etag"]}):
         answer = fed_api.ask(f"/api/v1/{path}", **headers)
         failure(answer, status, code, named)
@@ -336,7 +333,6 @@ def canonical(value: Any) -> bytes:
 
 
 def bare_record(**more: Any) -> dict[int, Any]:
-    """Return the record of the first output of `bare`, by the keys of the design."""
     return {
         0: bytes.fromhex(VECTORS["base"][1]),
         1: 2_000_000,

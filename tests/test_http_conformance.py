@@ -34,7 +34,6 @@ def daemon() -> Iterator[Api]:
 
 @pytest.fixture
 def empty(daemon: Api) -> Iterator[Api]:
-    """A daemon without blocks."""
     yield daemon
     daemon.feed(back_to("origin"))
 
@@ -45,7 +44,6 @@ def block(parent: Message | None, *txs: Message, branch: str = "", **fields: Any
 
 
 def base(payment: bytes, stake: bytes, kind: int = 0) -> bytes:
-    """Return a base address on mainnet."""
     return bytes((kind << 4 | 1,)) + payment + stake
 
 
@@ -132,7 +130,6 @@ def test_utxo_076_pages_are_in_the_order_of_the_chain(paid: Api) -> None:
 
 
 def test_utxo_077_there_is_no_page_0(paid: Api) -> None:
-    """Pages count from 1, and no number is clamped silently: page 0 is refused, not read as page 1."""
     failure(paid.ask(f"/api/v1/{A}/utxos?count=10&page=0"), 400, "bad_parameter", "page")
     assert outpoints(utxos(paid, A, "?count=10&page=1")) == ALL[:10]
 
@@ -153,7 +150,6 @@ def test_utxo_079_what_is_filtered_by_asset_is_filtered_before_paging(empty: Api
 
 
 def test_utxo_082_the_hash_of_an_inline_datum_is_of_its_original_bytes(empty: Api) -> None:
-    """`inline_datum` is null unless the datum is an inline one."""
     odd = bytes.fromhex("9f1b0000000000000001ff")  # an array without a length, a number longer than it need be
     empty.feed(block(None, tx("in", output("A", inline_datum=odd))))
     [found] = utxos(empty, A)
@@ -206,7 +202,6 @@ def test_utxo_087_a_point_that_was_rolled_back_is_not_offered(empty: Api) -> Non
 
 @pytest.mark.parametrize("query", ["count=14&count=42", "count=foo", "page=-57", "page=2&cursor=x", "asset=zz"])
 def test_utxo_088_bad_parameters_are_refused_each(paid: Api, query: str) -> None:
-    """Said twice, no number, below the least, and two that exclude each other; ranges are not asked for here."""
     failure(paid.ask(f"/api/v1/{A}/utxos?{query}"), 400, "bad_parameter", query.partition("=")[0])
 
 

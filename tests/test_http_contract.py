@@ -96,12 +96,10 @@ def web() -> Iterator[Web]:
 
 
 def resolved(schema: Any, components: dict[str, Any]) -> Any:
-    """Return a schema with what it refers to."""
     return {**schema, "components": {"schemas": components}}
 
 
 def test_the_document_is_openapi(web: Web) -> None:
-    """Each schema in it is one, each reference leads somewhere, and each parameter of a path is described."""
     assert web.get("/openapi.json") == DOCUMENT
     assert DOCUMENT["openapi"] == "3.1.0"
     components = DOCUMENT["components"]["schemas"]
@@ -120,7 +118,6 @@ def test_the_document_is_openapi(web: Web) -> None:
 
 
 def test_the_document_describes_token_headers_and_encodings() -> None:
-    """The token, the headers, CBOR, and the text of the metrics."""
     assert DOCUMENT["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     tip = {"X-Tip-Height", "X-Tip-Slot", "X-Tip-Hash", "ETag"}
     for path, verbs in DOCUMENT["paths"].items():

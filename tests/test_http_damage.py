@@ -36,7 +36,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(whole: Path, tmp_path: Path) -> Iterator[tuple[Daemon, int]]:
-    """Yield a copy of a store, and the port of its HTTP API."""
     port = free_port()
     with home(tmp_path, http={"listen": f"127.0.0.1:{port}", "workers": 1}) as daemon:
         shutil.copytree(whole / "data", tmp_path / "data")

@@ -76,7 +76,6 @@ def ask(fed_api: Api, path: str, method: str = "GET", **headers: str) -> Answer:
 
 
 def check(answer: Answer, *, stored: bool) -> None:
-    """Check the headers that every answer has, each once."""
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["cache-control"] == ("no-cache" if stored else "no-store")
     assert answer.headers["date"].endswith(" GMT")
@@ -123,7 +122,6 @@ def test_a_client_without_a_token_gets_the_same_headers() -> None:
 
 
 def test_a_tag_identifies_one_body_and_one_tip() -> None:
-    """Whatever happens: blocks, transactions that wait, rollbacks, the clock. What the chain decides has one a tip."""
     story: list[Message] = [FIRST, WAITS, SECOND, back_to(FIRST), OTHER, back_to(FIRST), SECOND, block(SECOND)]
     story[2:2] = [{"type": "TxLocked", "txids": [digest("tx", "waits")]}]
     bodies: dict[tuple[str, str], Any] = {}
@@ -184,7 +182,6 @@ def test_a_status_that_is_the_same_is_not_sent_again() -> None:
 
 
 def clock(api: Api) -> float | None:
-    """Return the seconds since the last block, as the status has them."""
     since: float | None = api.get("/api/v1/status")["chain"]["seconds_since_last_block"]
     return since
 

@@ -46,7 +46,6 @@ def test_what_is_no_host_is_malformed(host: str) -> None:
 
 
 def test_a_page_of_another_site_reads_nothing() -> None:
-    """On a port and on a Unix socket, which a proxy may pass foreign names to."""
     with short_folder() as folder:
         for where in (free_port(), folder / "http"):
             listen = f"unix:{where}" if isinstance(where, Path) else f"127.0.0.1:{where}"

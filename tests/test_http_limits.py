@@ -36,7 +36,6 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Server]:
-    """A server that waits for no client longer than a second."""
     with (
         short_folder() as folder,
         serving(folder, BLOCKS, head_timeout="1s", idle_timeout="1s", send_timeout="1s") as server,
@@ -80,7 +79,6 @@ def test_a_url_and_the_number_of_headers_have_bounds(server: Server, target: str
 
 
 def test_clients_that_are_silent_or_slow_are_closed(hasty: Server) -> None:
-    """With half of a head, with a head that comes byte by byte, without a request, and after one."""
     give_up = monotonic() + PATIENCE_S
     half, slow, silent, idle = (Connection(hasty.where) for _ in range(4))
     with half, slow, silent, idle:
@@ -195,7 +193,6 @@ def test_a_body_is_not_read(server: Server, head: bytes, chunk: bytes) -> None:
 
 
 def test_requests_are_answered_in_their_order(server: Server) -> None:
-    """However many are sent ahead, as long as the answers are read."""
     paths = [f"/nothing/{n}" for n in range(3000)]
     with Connection(server.where) as connection, ThreadPoolExecutor(1) as pool:
         sending = pool.submit(connection.send, b"".join(map(get, paths)))
@@ -247,7 +244,6 @@ def test_long_transactions_are_few_at_a_time() -> None:
 
 
 def test_answers_that_are_not_read_take_bounded_memory() -> None:
-    """Many clients with one large answer each: when too much waits, those who wait longest are closed."""
     with short_folder() as folder, serving(folder, BLOCKS) as server, ExitStack() as attackers:
         assert {reason: server.refused(reason) for reason in REASONS} == dict.fromkeys(REASONS, 0)
         before, size = memory(server.worker), len(asks(server.where, get(LARGE)).body)

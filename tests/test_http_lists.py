@@ -23,7 +23,6 @@ ALL = [(made["txid"].hex(), index) for made in PAID for index in range(2)]
 
 @pytest.fixture(scope="module")
 def listed() -> Iterator[Api]:
-    """An address with 24 outputs in four blocks, and one with 1,100 in another."""
     blocks = [block(None, *PAID[:3])]
     for height in range(1, 4):
         blocks.append(block(blocks[-1], *PAID[height * 3 : height * 3 + 3]))
@@ -113,7 +112,6 @@ def test_a_list_of_those_that_hold_a_policy() -> None:
 
 
 def test_a_list_of_those_that_hold_an_asset() -> None:
-    """By its own index alone; an asset without a name is another one than those with names."""
     held = {name: [bytes.fromhex(POLICY), name, 1] for name in (b"", b"gold", b"golden")}
     paid = [
         output("ann", n, assets=[held[name] for name in names])

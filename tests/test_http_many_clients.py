@@ -44,7 +44,6 @@ sys.stdin.read()
 
 @contextmanager
 def half_open(port: int | Path, processes: int, each: int) -> Iterator[None]:
-    """Hold connections with half of a request or nothing, from several processes and addresses."""
     with ExitStack() as attackers:
         held = []
         for n in range(processes):
@@ -109,7 +108,6 @@ def test_an_address_may_have_its_share_and_no_more() -> None:
 
 
 def test_expensive_questions_do_not_keep_health_away() -> None:
-    """On many connections at once, and again and again."""
     record = f"/api/v1/txs/{digest('tx', 'large').hex()}"
     paths = [
         record,
@@ -143,8 +141,6 @@ LIMITS = Limits(connections=6, connections_per_address=3, head_timeout_s=1, idle
 
 
 class Fake:
-    """A client that notes what happens to it."""
-
     def __init__(self, capacity: Capacity, noted: list[str], name: str, address: str | None = None) -> None:
         self.capacity, self.noted, self.name, self.address = capacity, noted, name, address
         self.finished = asyncio.Event()

@@ -99,7 +99,6 @@ def test_the_chain_is_followed_while_the_port_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_failure_that_lasts_is_logged_less_and_less_often() -> None:
-    """A reason at once, the same one at growing intervals of ten minutes at most."""
     now = 1000.0
     reminder = Reminder(lambda: now)
     reported: list[float] = []
@@ -278,7 +277,6 @@ def test_a_daemon_that_is_killed_early_leaves_no_worker_behind(tmp_path: Path, a
 
 
 def test_a_worker_follows_a_map_that_grows() -> None:
-    """The daemon doubles the map while the worker has the old one open."""
     ann = f"/api/v1/addresses/{address('ann').hex()}/utxos"
     storage = {"map_size": "1MiB", "max_map_size": "256MiB"}
     with short_folder() as folder, running_api(folder, storage=storage) as asking:

@@ -119,7 +119,6 @@ def test_a_map_that_grows_ends_answers_that_take_turns(tmp_path: Path) -> None:
 
 
 def test_answers_are_kept_until_the_store_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bounded memory."""
     first = block(None, tx("a", *(output("ann", n) for n in range(5))))
     with open_chain(tmp_path) as chain:
         feed(chain, first)

@@ -23,7 +23,6 @@ BOTH = pytest.mark.parametrize("encoding", ["frames", "json"])
 
 
 def body(message: Message, encoding: Encoding) -> bytes:
-    """Return a message without what frames it."""
     return encoded(message, "json")[:-1] if encoding == "json" else msgspec.msgpack.encode(message)
 
 
@@ -74,7 +73,6 @@ def test_a_frame_is_as_it_was_when_it_is_decoded() -> None:
 
 
 def rearranged(message: Message, *last: str) -> Message:
-    """Return a message with some of its fields at the end, in the transaction too."""
     moved = {name: message[name] for name in sorted(message, key=last.__contains__)}
     return moved | {"tx": {name: message["tx"][name] for name in sorted(message["tx"], key=last.__contains__)}}
 
@@ -92,7 +90,6 @@ def test_fields_may_be_in_any_order(last: str, count: int) -> None:
 
 
 def entry(name: str, value: Any, *, long: bool) -> bytes:
-    """Return a field of a map, its name written the short way or a longer one."""
     head = bytes([0xD9, len(name)]) if long else bytes([0xA0 | len(name)])
     return head + name.encode() + msgspec.msgpack.encode(value)
 
@@ -132,7 +129,6 @@ def test_a_frame_that_ends_too_soon(length: int) -> None:
 
 
 def broken() -> Iterator[tuple[Message, str]]:
-    """Yield invalid submissions, and the error of each."""
     late = 2 * PIECE + 3
     for change, reported in (
         ({"value": "7"}, f"Expected `int`, got `str` - at `$.tx.outputs[{late}].value`"),
@@ -160,7 +156,6 @@ def test_what_is_wrong_with_values_of_json_is_named_as_at_once(changed: Message,
 
 
 def compare(message: bytes, encoding: Encoding, reported: str) -> None:
-    """See a message refused in pieces as it is at once."""
     with pytest.raises(Refused) as at_once:
         wire.decode(message, encoding)
     with pytest.raises(Refused) as in_pieces:

@@ -19,8 +19,6 @@ LARGE = tx("large", *(output("ann") for _ in range(20_000)))
 
 
 class Work(NamedTuple):
-    """What the daemon has applied, and what is in flight when it is stopped."""
-
     before: list[Message]
     sent: list[Message]
 

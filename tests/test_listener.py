@@ -23,7 +23,6 @@ T = TypeVar("T")
 
 @contextmanager
 def descriptors(limit: int) -> Iterator[None]:
-    """Let what is started in here open so many files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
@@ -88,7 +87,6 @@ def reopened(daemon: Daemon) -> list[str]:
 
 
 def test_a_socket_that_is_removed_is_made_again(tmp_path: Path) -> None:
-    """Each time; clients that are connected notice nothing."""
     blocks = chain(4)
     with running(tmp_path) as daemon, daemon.client() as inside:
         assert statuses(inside.feed(blocks[:1])) == ["applied"]
@@ -102,7 +100,6 @@ def test_a_socket_that_is_removed_is_made_again(tmp_path: Path) -> None:
 
 
 def test_the_socket_of_another_process_is_not_replaced(tmp_path: Path) -> None:
-    """Until that process ends; the reason is logged once."""
     with running(tmp_path) as daemon:
         daemon.socket.unlink()
         with socket.socket(socket.AF_UNIX) as other:

@@ -31,7 +31,6 @@ DROPPED = "utxod_log_lines_dropped_total"
 
 @contextmanager
 def full_pipe() -> Iterator[tuple[int, int]]:
-    """Give both ends of a pipe that takes nothing more."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, _SET_PIPE_SIZE, 4096)
     os.set_blocking(writer, False)
@@ -60,8 +59,6 @@ def process(
 
 
 def connected(daemon: Daemon, running: subprocess.Popen[bytes]) -> Client:
-    """Connect as soon as the daemon listens."""
-
     def client() -> Client | None:
         assert running.poll() is None, f"it ended with {running.returncode}"
         with suppress(OSError):
@@ -74,7 +71,6 @@ def connected(daemon: Daemon, running: subprocess.Popen[bytes]) -> Client:
 
 
 def get(folder: Path, path: str) -> str:
-    """Send a request, as soon as a worker answers."""
     with Web(folder / "http") as web:
         return web.ask(path).text
 
@@ -235,7 +231,6 @@ main()
 
 
 def _assert_bugs(lines: list[dict[str, Any]]) -> None:
-    """Check that every bug of the script is reported in a separate line."""
     found = {line["event"]: line for line in lines}
     for event, words in {
         "exception_ignored": ("ValueError: of a finalizer", "Finalized.__del__"),

@@ -24,7 +24,6 @@ GENESIS: Message = {"txid": ONE, "index": 0, "output": output("ann")}
 
 
 def why(message: Any, encoding: Encoding, code: str = "malformed") -> str:
-    """Return why a message is refused."""
     raw = encoded(message, encoding)
     return refused(code, lambda: decode(raw[LENGTH.size :] if encoding == "frames" else raw, encoding)).message
 

@@ -25,7 +25,6 @@ INSTEAD: tuple[Any, ...] = (None, True, -1, 3, 1 << 32, 1 << 64, -(1 << 63) - 1,
 
 
 def decoded(message: Any) -> bool:
-    """Return whether the daemon can read a message."""
     try:
         wire.decode(json.dumps(message).encode(), "json")
     except Refused as refused:
@@ -63,7 +62,6 @@ def test_it_accepts_what_the_daemon_sends(message: Outbound) -> None:
 
 @pytest.mark.parametrize("message", INBOUND, ids=lambda each: type(each).__name__)
 def test_it_accepts_what_the_decoder_accepts(message: Inbound) -> None:
-    """The example, and everything that differs from it in one place."""
     whole: Message = wire.plain(message)
     assert SENT.is_valid(whole) and decoded(whole)
     verdicts = set()

@@ -82,7 +82,6 @@ def scrape(daemon: Daemon) -> Values:
 
 
 def families(daemon: Daemon) -> dict[str, str]:
-    """Return the names and types that are exposed, as the text has them."""
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", get(daemon, "/metrics").text, re.MULTILINE))
 
 

@@ -166,7 +166,6 @@ def test_status_and_metrics_have_the_root(service: Api) -> None:
 
 
 def test_pruned_outputs_have_no_proof() -> None:
-    """Its row and its nodes go, the proofs of its neighbours stay."""
     with (
         short_folder() as folder,
         running_api(folder, utxo={"store": "mmr", "prune_depth": 2, "rollback_window": 2}) as service,

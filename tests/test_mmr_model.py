@@ -132,7 +132,6 @@ EXPECTED = phrases(
 @settings(max_examples=25)
 @given(SEEDS, WINDOWS, st.booleans())
 def test_back_and_forth_and_batches_leave_the_same_root(seed: int, rollback_window: int, prunes: bool) -> None:
-    """A reorganisation that ends where it began has not happened, and a root does not tell how blocks were batched."""
     rng = Random(seed)
     options = Options(store="mmr", prune_depth=rng.randrange(4), rollback_window=rollback_window)
     chain, back = random_chain(rng, 12), rng.randint(0, rollback_window)
@@ -160,7 +159,6 @@ def test_back_and_forth_and_batches_leave_the_same_root(seed: int, rollback_wind
 @settings(max_examples=25)
 @given(SEEDS)
 def test_a_rollback_leaves_what_was_there_before(seed: int) -> None:
-    """Every answer, and the nodes byte for byte, at each block down to the origin, in one step or in many."""
     rng = Random(seed)
     with fresh(store="mmr", rollback_window=20) as chain:
         if rng.random() < 0.5:

@@ -261,7 +261,6 @@ def feed_many(chain: Chain, dead: int) -> BlockApplied:
 
 
 def test_a_value_is_packed_and_unpacked() -> None:
-    """As many positions as there are, whichever are left."""
     rng = Random(3)
     for count in (1, 7, 8, 9, 62, NODES):
         for share in (0.0, 0.3, 1.0):
@@ -288,7 +287,6 @@ def test_random_stores_are_sound_with_values_of_any_size(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("few", [1, 1 << 30])
 def test_leaves_of_one_length_are_written_together(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    """As rows of an array or one by one, with numbers of every length, long indexes, and scripts of no bytes."""
     monkeypatch.setattr("handlers.leaves._FEW", few)
     rng, renderer = Random(3), OutputRenderer(codec("bitcoin", "mainnet"), "bitcoin")
     limits = [limit + n for limit in (0, 24, 1 << 8, 1 << 16, 1 << 32, (1 << 64) - 2) for n in (-1, 0, 1)][1:]

@@ -64,8 +64,6 @@ MET = Branches()
 
 
 class Scenario(RuleBasedStateMachine):
-    """One store and one model, sent the same."""
-
     store = "classic"
 
     def __init__(self) -> None:
@@ -237,7 +235,6 @@ class Scenario(RuleBasedStateMachine):
 
     @rule(prune_depth=WINDOWS, rollback_window=WINDOWS)
     def change_windows(self, prune_depth: int, rollback_window: int) -> None:
-        """Restart with another configuration."""
         self.commit()
         self.options |= {"prune_depth": prune_depth, "rollback_window": rollback_window}
         self.model.prune_depth, self.model.rollback_window = prune_depth, rollback_window
@@ -259,7 +256,6 @@ class Scenario(RuleBasedStateMachine):
         blocks=st.integers(0, 5),
     )
     def reorganise(self, share: int, by: str, seed: int, blocks: int) -> None:
-        """Go back to a retained block, which may be the tip, and on from there."""
         self.go_back(share / 4, by)
         self.grow(seed, blocks, None, each=True)
 
@@ -335,7 +331,6 @@ class Scenario(RuleBasedStateMachine):
         assert (self.last_commit(), self.chain.view, self.chain.tip) == (before, view, view.tip)
 
     def refuse_a_block(self, tip: BlockApplied, what: str, above: int) -> None:
-        """A block that does not follow: above the tip blocks are missing, else it is on another fork."""
         height = tip.height + above if what == "gap" else tip.height + above + 1 if what == "gap by height" else 1
         parent = None if what == "gap by height" else digest("unknown")
         unrelated = block(tip, prev_hash=parent, height=height, salt="unrelated")
@@ -344,7 +339,6 @@ class Scenario(RuleBasedStateMachine):
         MET.meet(f"a refusal: {what}")
 
     def refuse_below_the_floor(self, target: int, floor: int, by: str) -> None:
-        """No block below the floor can be the target of a rollback, however it is named."""
         model = self.model
         point, lowest = model.moments[target].point, model.moments[floor].point
         assert lowest is not None
@@ -365,7 +359,6 @@ class Scenario(RuleBasedStateMachine):
     # --- what must hold ---------------------------------------------------------------------------------------------
 
     def floor(self) -> int:
-        """Return the ordinal that the store calls its floor."""
         points = [moment.point for moment in self.model.moments[: self.model.committed + 1]]
         return points.index(self.chain.view.floor)
 
@@ -399,7 +392,6 @@ class Scenario(RuleBasedStateMachine):
         assert set(offered) >= {model.committed, max(floor, 1)} - {0} or model.committed == 0
 
     def prune_everything(self) -> None:
-        """Once everything may be pruned, the live outputs are all there is."""
         self.commit()
         self.open.close()
         self.options |= {"prune_depth": 0, "rollback_window": 0}
@@ -415,7 +407,6 @@ class Scenario(RuleBasedStateMachine):
 
 
 def committed(moment: Moment) -> BlockCommitted:
-    """Return the fact that a block's commit should be one by."""
     assert moment.point is not None and moment.block is not None
     return BlockCommitted(
         height=moment.point.height,
@@ -493,7 +484,6 @@ def fresh(**options: Unpack[Options]) -> Iterator[Chain]:
 
 
 def cut(rng: Random, blocks: Sequence[BlockApplied], most: int = 4) -> Iterator[Sequence[BlockApplied]]:
-    """Yield the blocks in parts of any size."""
     while blocks:
         size = rng.randint(1, most)
         yield blocks[:size]

@@ -41,7 +41,6 @@ def daemon() -> Iterator[Daemon]:
 
 
 def modes(daemon: Daemon) -> dict[str, int]:
-    """Return the modes of what a daemon has made."""
     made = [daemon.socket, daemon.folder / "http", *(daemon.folder / "run").rglob("*")]
     made += [daemon.folder / "run", daemon.folder / "data", *(daemon.folder / "data").rglob("*")]
     return {str(path.relative_to(daemon.folder)): path.stat().st_mode for path in made if path.exists()}
@@ -57,7 +56,6 @@ def too_open(daemon: Daemon) -> dict[str, str]:
 
 
 def works(daemon: Daemon) -> None:
-    """Start it, and wait until everything is there."""
     daemon.start()
     with daemon.client() as client:
         client.feed([block(None, tx("funds", output("ann")))])
@@ -78,7 +76,6 @@ def test_files_have_explicit_modes(daemon: Daemon, mask: int) -> None:
 
 
 def test_the_modes_of_older_recovery_tables_are_corrected(daemon: Daemon) -> None:
-    """Also those of the files that a kill has left."""
     works(daemon)
     daemon.kill()
     for name in TABLES:

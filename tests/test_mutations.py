@@ -23,7 +23,6 @@ def test_every_area_has_mutations() -> None:
 
 
 def test_every_mutation_applies() -> None:
-    """A change of such a line changes its mutation, or removes it with the rule."""
     for name, mutation in MUTATIONS.items():
         mutation.place(ROOT)
         assert mutation.old != mutation.new and mutation.breaks, name

@@ -62,7 +62,6 @@ def fill(folder: Path, indexes: tuple[str, ...]) -> None:
 
 
 def entries(disk: Disk, kind: str) -> set[tuple[int, ...]]:
-    """Return what an index has of what is unspent."""
     with disk.read() as txn:
         stored, found = Stored(txn, disk.tables), list[tuple[int, ...]]()
         for run in stored.index(kind).runs:
@@ -99,7 +98,6 @@ def test_indexes_that_were_off_are_complete_afterwards(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["killed", "a map that is too small"])
 def test_a_fault_at_any_write_of_a_reindex(kind: str, tmp_path: Path) -> None:
-    """The indexes are kept or they are not; the store is sound, and the next try makes them."""
     fill(tmp_path / "told", EVERY)
     number, happened = 1, True
     while happened:
@@ -124,7 +122,6 @@ def test_a_fault_at_any_write_of_a_reindex(kind: str, tmp_path: Path) -> None:
 
 
 def dead(disk: Disk) -> dict[str, int]:
-    """Return how many entries of dead outputs each index has."""
     with disk.read() as txn:
         stored, view = Stored(txn, disk.tables), View(txn, disk.tables)
         found = dict.fromkeys(EVERY, 0)

@@ -72,7 +72,6 @@ OTHERS = {
 
 @pytest.fixture
 def old(tmp_path: Path) -> Iterator[Daemon]:
-    """Yield a data folder that an earlier version has left."""
     with home(tmp_path, http={"workers": 1, "listen": f"unix:{tmp_path}/http"}) as daemon:
         folder = tmp_path / "data" / "lmdb"
         folder.mkdir(parents=True)
@@ -111,7 +110,6 @@ def test_every_command_refuses_it(old: Daemon) -> None:
 
 @pytest.mark.parametrize("written", [2, 3, 4, 6])
 def test_so_is_every_other_format(old: Daemon, written: int) -> None:
-    """A later one too: another version may have run on this folder."""
     with lmdb.open(str(old.folder / "data" / "lmdb"), max_dbs=20) as env, env.begin(write=True) as txn:
         txn.put(b"format", written.to_bytes(4, "big"), db=env.open_db(b"utxo_meta", txn))
     before, sentence = files(old), SENTENCE.replace("in format 1", f"in format {written}")

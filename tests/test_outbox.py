@@ -37,7 +37,6 @@ class Peer:
         self.read = b""
 
     async def take(self) -> None:
-        """Read until the end."""
         with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
             while True:
                 self.read += await self.far.receive()
@@ -102,8 +101,6 @@ def test_who_leaves_most_is_cut_off_when_all_leave_too_much(monkeypatch: pytest.
 
 
 def test_a_client_that_reads_is_not_cut_off_for_those_that_do_not() -> None:
-    """Though it has more unread than each of them, for a moment."""
-
     async def test(peers: Peers) -> None:
         deaf = [await peers.add(reads=False) for _ in range(8)]
         for peer in deaf:
@@ -152,8 +149,6 @@ def test_a_client_that_is_cut_off_may_still_receive_the_reason() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_bytes_are_counted_exactly(seed: int) -> None:
-    """Whatever is sent, read or cut off, in pieces of any size; and never more than there may be."""
-
     async def test(peers: Peers) -> None:
         random = Random(seed)
         for _ in range(12):
@@ -233,7 +228,6 @@ def test_a_client_with_too_many_answers_behind_a_gap_is_not_read(monkeypatch: py
 
 
 def test_clients_that_do_not_read_are_bounded_together(tmp_path: Path) -> None:
-    """None of them leaves as much as one may; a client that reads, and the feeder, notice nothing of it."""
     requests: Message = {
         "type": "TxSubmitted",
         "tx": tx("x", output("x"), spends=[at("nobody", n) for n in range(400)]),

@@ -28,7 +28,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def run(command: str, daemon: Daemon, stdout: int) -> tuple[int, bytes]:
-    """Run a command; return its exit code and its standard error."""
     words = [*command.split(), *(["--config", str(daemon.config)] if command in CONFIGURED else [])]
     with Path(os.devnull).open("rb") as nothing, TemporaryFile() as stderr:
         code = start(words, [nothing.fileno(), stdout, stderr.fileno()], {}).wait(PATIENCE_S)

@@ -59,7 +59,6 @@ def installed(built: Built) -> Iterator[Path]:
 
 
 def run(programs: Path, *words: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a command where there is no repository."""
     whole = {name: value for name, value in environment(**environ).items() if name != "PYTHONPATH"}
     program, *others = map(str, words)
     return subprocess.run(
@@ -166,7 +165,6 @@ def test_a_measurement_names_its_extra(installed: Path) -> None:
 
 
 def below(root: Path) -> set[str]:
-    """Return the files of an image, but for those inside of the virtual environment."""
     paths = (path for path in root.rglob("*") if path.is_symlink() or path.is_file())
     return {f"/{path.relative_to(root)}" for path in paths if "/opt/" not in f"/{path.relative_to(root)}"}
 

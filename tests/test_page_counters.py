@@ -28,7 +28,6 @@ def table_of_duplicates(folder: Path, left: int = 2000) -> tuple[Path, bytes]:
 
 
 def claim(file: Path, record: bytes, **changes: int) -> None:
-    """Write other numbers into the table's record."""
     names = ("depth", "branch", "leaf", "overflow", "entries")
     numbers = dict(zip(names, _RECORD.unpack(record), strict=True))
     raw = file.read_bytes()
@@ -53,7 +52,6 @@ def test_a_wrong_number_of_entries_is_damage(tmp_path: Path) -> None:
 
 
 def test_free_bytes_are_the_pages_that_no_table_has(tmp_path: Path) -> None:
-    """Few and many pages on the list, and an entry of it that has pages of its own."""
     with lmdb.open(str(tmp_path), max_dbs=1, map_size=1 << 26) as env:
         db = env.open_db(b"rows")
         found = [free_bytes(tmp_path / "data.mdb")]

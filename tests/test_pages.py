@@ -30,7 +30,6 @@ JSON = "application/json"
 
 
 def get(port: int, path: str) -> tuple[int, httpx.Headers, Any]:
-    """Return status, headers and body."""
     with Web(port) as web:
         answer = web.ask(path)
     return (
@@ -63,7 +62,6 @@ class FedPage:
         self._fed = 0
 
     def feed(self, count: int) -> Message:
-        """Feed so many further messages and return the last one."""
         part = self._chain[self._fed : self._fed + count]
         assert len(part) == count
         assert set(statuses(self._client.feed(part))) <= {"accepted", "applied", "rolled_back"}
@@ -71,7 +69,6 @@ class FedPage:
         return part[-1]
 
     def roll_back(self) -> Message:
-        """Roll one block back, and feed it again."""
         last, before = self._chain[self._fed - 1], self._chain[self._fed - 2]
         back = {"type": "Rollback", "to": {"slot": before["slot"], "hash": before["hash"]}}
         assert statuses(self._client.feed([back, last])) == ["rolled_back", "applied"]
@@ -130,7 +127,6 @@ def quiet(window: Browser) -> Iterator[None]:
 
 
 def fits(window: Browser) -> bool:
-    """Return whether the page is no wider than the window."""
     return bool(window.run("const e = document.documentElement; return e.scrollWidth <= e.clientWidth"))
 
 
@@ -202,7 +198,6 @@ def test_it_shows_a_rollback(fed: FedPage) -> None:
 
 
 def newest(window: Browser) -> tuple[str, str]:
-    """Return the height of the tip and that of the newest block that is listed, both of one moment."""
     script = """
         const listed = document.querySelector("#block-rows tr:not(.undone) .height");
         return [document.querySelector("#tip-height").textContent, listed?.textContent ?? ""];
@@ -233,7 +228,6 @@ def test_an_idle_chain_shows_its_recent_blocks(tmp_path: Path, window: Browser) 
 
 
 def test_an_old_rollback_is_shown_with_newer_blocks(tmp_path: Path, window: Browser) -> None:
-    """Also one that is further back than all the blocks that are listed."""
     port = free_port()
     with running(tmp_path, http=at(port)) as daemon, daemon.client() as client:
         client.feed(chain(700))
@@ -348,7 +342,6 @@ def test_the_page_shows_what_was_not_found(fed: FedPage) -> None:
 
 
 def test_the_page_shows_why_there_is_nothing_to_show(tmp_path: Path, window: Browser) -> None:
-    """An empty store, a daemon that is away, one that asks for a token, and one that takes it."""
     port = free_port()
     with home(tmp_path, http=at(port)) as daemon:
         daemon.start()

@@ -51,8 +51,6 @@ def pay(name: str, *spends: OutPoint, outs: int = 2, **parts: Any) -> Tx:
 
 
 class Pool:
-    """A daemon's stores, which receive messages one by one."""
-
     def __init__(self, disk: Disk, folder: Path, rules: Rules) -> None:
         self.utxo = open_store(disk, indexes=["address_hash"])
         real = open_transactions(self.utxo, rules, Files(folder / "blobs"))
@@ -185,7 +183,6 @@ def test_an_operators_mark_is_not_lost(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "fan", "tree"])
 def test_a_large_package_is_evicted_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
-    """No step is long, each one goes on where the last one stopped, and after each the store is whole."""
     monkeypatch.setattr(eviction, "_ROWS", 60)
     monkeypatch.setattr(eviction, "_AT_ONCE", 7)
     size, down = 72, 0
@@ -263,7 +260,6 @@ class Scenario:
         return {*self.pending} | self.loose
 
     def free(self) -> list[OutPoint]:
-        """Return outputs that a submission may spend."""
         mined = [name for _, names in self.blocks for name in names]
         usable = [*mined, *(name for name in self.unmined() if name not in self.conflicting)]
         outputs = [at(name, n) for name in sorted(usable) for n in range(2)]

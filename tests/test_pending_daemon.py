@@ -31,7 +31,6 @@ def submit(name: object, *spends: list[Any], outputs: int = 1, **fields: Any) ->
 
 
 def pending(daemon: Daemon) -> list[bytes]:
-    """Return the submissions that wait, the oldest first, by what is on disk."""
     with Disk(daemon.folder / "data" / "lmdb", (TABLE,), readonly=True) as disk, disk.read() as txn:
         store = PendingStore(disk)
         names = [name for _, name in store.ordered(txn)]
@@ -87,7 +86,6 @@ def test_the_oldest_are_evicted_for_space(tmp_path: Path) -> None:
 
 
 def test_blobs_go_with_their_transactions(tmp_path: Path) -> None:
-    """Also of large transactions, which are created in several commits; one that comes again keeps its blob."""
     folder = tmp_path / "data" / "blobs"
 
     def blobs() -> set[str]:

@@ -55,7 +55,6 @@ class Near:
         self._buffer = b""
 
     async def ask(self, kind: str, fields: Message) -> str:
-        """Return the status, or the code, of the answer."""
         await self._stream.send(encoded({"type": kind, "seq": 1} | fields, "frames"))
         while len(self._buffer) < LENGTH.size or len(self._buffer) < LENGTH.size + LENGTH.unpack_from(self._buffer)[0]:
             self._buffer += await self._stream.receive()
@@ -148,8 +147,6 @@ def test_strangers_report_nothing_while_another_feeds() -> None:
 
 @pytest.mark.parametrize("kind", REPORTS)
 def test_a_feeder_may_begin_with_a_report(kind: str) -> None:
-    """It is the feeder from then on, until it leaves."""
-
     async def test(opened: Connections) -> None:
         feeder, other = await opened.enter(STRANGER), await opened.enter(STRANGER)
         assert await feeder.ask(kind, REPORTS[kind]) == "accepted"
@@ -234,7 +231,6 @@ def test_a_feeder_of_another_user_begins_with_the_nodes_state() -> None:
 @only_root
 @pytest.mark.parametrize("kind", ['"TxLocked","txids":[]', '"Rollback","to":"origin"'])
 def test_a_second_type_gives_no_permission(kind: str) -> None:
-    """Neither that of an operator nor that of the feeder."""
     with guarded() as daemon, user(daemon, STRANGER) as stranger, daemon.client() as feeder:
         ack(feeder.ask(block(None)), "applied", point(block(None)))
         for line in (

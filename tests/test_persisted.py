@@ -14,7 +14,6 @@ local, client = local_daemon.local, local_daemon.client
 
 
 def persisted(of: Message | int, **fields: object) -> Message:
-    """Return the message for a block, with its hash, or for a height alone."""
     place = {"height": of} if isinstance(of, int) else {"height": of["height"], "hash": of["hash"]}
     return {"type": "BlockPersisted"} | place | fields
 
@@ -50,7 +49,6 @@ def test_another_chains_block_is_unknown(local: LocalDaemon, client: LocalClient
 
 
 def test_height_alone(local: LocalDaemon, client: LocalClient) -> None:
-    """Heights from 100 on, where the store begins, and one that a feeder has left out."""
     first = block(None, height=100)
     second = block(first, height=102)
     client.feed([first, second])
@@ -99,7 +97,6 @@ def test_a_rollback_revokes_it(local: LocalDaemon, client: LocalClient) -> None:
 
 
 def test_a_rollback_between_messages_that_wait(local: LocalDaemon, client: LocalClient) -> None:
-    """All in one burst: blocks, how far they are persisted, the way back, another branch and how far that is."""
     blocks = chain(6)
     other = chain(3, blocks[2], branch="other")
     messages = [*blocks, persisted(blocks[5]), back_to(blocks[2]), persisted(blocks[2]), persisted(blocks[4]), *other]

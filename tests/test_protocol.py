@@ -202,7 +202,6 @@ def test_a_broken_frame_ends_the_connection(daemon: Daemon, body: bytes) -> None
 
 
 def test_a_message_larger_than_a_batch_is_applied(tmp_path: Path, encoding: Encoding) -> None:
-    """A batch has one megabyte here: a message that is longer than several of them is applied alone."""
     one = block(None, *(tx(f"large {n}", output(n, script_ref=b"s" * 10_000)) for n in range(600)))
     two = chain(1, one)[0]
     with running(tmp_path, batch={"max_bytes": "1MiB"}) as daemon, daemon.client(encoding) as client:

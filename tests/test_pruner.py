@@ -40,7 +40,6 @@ from storage.windows import Windows
 
 
 def blocks(count: int, after: BlockApplied | None = None) -> list[BlockApplied]:
-    """Return empty blocks."""
     chain: list[BlockApplied] = []
     for n in range(count):
         parent = chain[-1] if chain else after
@@ -49,7 +48,6 @@ def blocks(count: int, after: BlockApplied | None = None) -> list[BlockApplied]:
 
 
 def create_due(local: LocalStore) -> None:
-    """Create a transaction that can be deleted from height 13 on."""
     local.create(pay("spent"), 1, mined=1)
     local.create(pay("spender", at("spent")), 3, mined=3)
 
@@ -203,8 +201,6 @@ def test_preserving_never_shortens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("crowd", [0, 20])
 def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: int) -> None:
-    """Whether it is asked of its slots or of what is unmined, the answer is the same."""
-
     def make(view: TxView) -> None:
         large = pay("large", outs=7)
         record = draft(local.transactions.rules, large, 1, mined=[Mined(1, 1)])
@@ -540,7 +536,6 @@ def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None
 
 
 def test_freed_pages_are_used_again(tmp_path: Path) -> None:
-    """Ten cycles of a steady state: as much is kept after each, and the file grows by next to nothing."""
     terms = terms_of(max_job_history=10)
     with open_local_store(tmp_path, terms, windows=Windows(5, 5)) as local:
         sizes, entries, tip = [], [], None
@@ -600,7 +595,6 @@ def test_parents_are_preserved_after_half_the_retention(chosen: int | None, rete
 
 
 def test_the_commands_and_the_journal(tmp_path: Path) -> None:
-    """What the daemon has pruned can be read while it runs; pruning by hand needs the store."""
     tables: Message = {
         "utxo": {"prune_depth": 2, "rollback_window": 2},
         "transactions": {"block_height_retention": 3},

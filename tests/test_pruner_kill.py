@@ -39,7 +39,6 @@ die_everywhere(Path(sys.argv[1]))
 
 
 def prepare(folder: Path) -> None:
-    """Make a store in which a cycle has something to do in every phase."""
     with open_kill_store(folder) as local:
         chain = [block(None, tx("funds", *[output("a", n) for n in range(FUNDS)]))]
         chain.append(block(chain[-1], tx("all", output("b"), spends=[at("funds", n) for n in range(FUNDS)])))

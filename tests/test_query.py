@@ -49,7 +49,6 @@ Held = tuple[OutPoint, Coin]
 
 
 def keys() -> list[tuple[str, bytes]]:
-    """Return the keys of outputs; addresses are the bytes themselves."""
     named = [credential(name) for name in ("ann", "bob", "cid", "script", "pool", "nobody")]
     return [
         *(("address_hash", address) for address in (*ADDRESSES, wallet("nobody"))),
@@ -64,21 +63,17 @@ def query_of(chain: Chain) -> Query:
 
 
 class Expected:
-    """The answers that the model expects of its durable chain."""
-
     def __init__(self, model: Model) -> None:
         self.model, self.coins = model, model.stored.coins
         self.found = {index: model.found(index) for index in OLD}
 
     def listed(self, index: str, key: bytes, order: Order, asset: bytes | None) -> list[Held]:
-        """Return what is under a key and holds an asset."""
         held = [(point, self.coins[point]) for point in self.found[index].get(key, [])]
         if asset is not None:
             held = [each for each in held if any(p + name == asset for p, name, _ in each[1].output.assets)]
         return held if order == "asc" else held[::-1]
 
     def leaf(self, held: Held) -> Any:
-        """Return an output as it is answered in CBOR."""
         return cbor2.loads(leaf(*held, self.model.moments[held[1].place[0]]))
 
 
@@ -128,7 +123,6 @@ class Fate(NamedTuple):
 
 
 def fates(model: Model) -> dict[OutPoint, Fate]:
-    """Return what became of every output of the latest transaction of each id."""
     found = {point: Fate(coin) for point, coin in model.moments[0].coins.items()}
     for ordinal, moment in enumerate(model.moments[1 : model.committed + 1], start=1):
         assert moment.block is not None
@@ -194,7 +188,6 @@ WINDOWS: list[Options] = [
 @pytest.mark.parametrize(("seed", "windows"), [*enumerate(WINDOWS)])
 @pytest.mark.usefixtures("sizes")
 def test_answers_are_those_of_the_model(tmp_path: Path, seed: int, windows: Options) -> None:
-    """Blocks come one by one and in batches, are rolled back and pruned; transaction ids come again."""
     rng, model, listed, spent, returns = Random(seed), Model(), 0, 0, 0
     with open_chain(tmp_path, **windows) as chain:
         genesis = random_genesis(rng)
@@ -361,7 +354,6 @@ def test_a_page_reads_its_outputs_only(crowd: Chain, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_cursor_continues_over_spent_entries(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    """The stretch in the middle is passed over by its bits, with turns for others, and nothing of it is read."""
     values = LIVE if order == "asc" else LIVE[::-1]
     monkeypatch.setattr("handlers.walk._PARTS", 2)
     with query_of(crowd).snapshot() as shot:
@@ -423,7 +415,6 @@ def test_a_cursor_above_every_output_hides_none_that_comes(tmp_path: Path) -> No
 
 
 def test_outputs_that_a_rollback_restores_are_found_again(tmp_path: Path) -> None:
-    """What a query remembers is wrong neither for another branch nor for a snapshot of an older block."""
     where = address(0, "ann", "pool")
     first = block(None, tx("a", *(output(where, n) for n in range(3000))))
     spend = block(first, tx("b", output(where, 9000), spends=[(first.txs[0].txid, n) for n in range(2999)]))

@@ -32,7 +32,6 @@ storage.history.reindex._COLLECTED = 10
 
 
 def _is_of(kind: str, index: Any = None, txn: Any = None, merge: Any = None, *_: Any) -> bool:
-    """Return whether a turn is of a kind: a rewrite is a merge of one run."""
     return not kind or (len(merge.inputs) == 1) == (kind == "rewrite")
 
 
