@@ -15,7 +15,7 @@ log = structlog.get_logger("wallets")
 _TOPICS = ("sequence", "hashtx", "rawtx")  # the first that the node publishes is enough; `sequence` has removals too
 _QUERY_S = 60.0  # between two queries for the endpoints of a node that has none
 _ANY_HOST = ("0.0.0.0", "*", "[::]")
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")  # a URL has an IPv6 address in brackets, a host name none
 
 
 def endpoint_of(offered: object, host: str) -> tuple[str, str] | None:
@@ -33,7 +33,7 @@ def endpoint_of(offered: object, host: str) -> tuple[str, str] | None:
         bound, _, port = place.rpartition(":")
         local = host in _LOOPBACK
         if transport == "tcp" and bound in _ANY_HOST:
-            return topic, f"tcp://{host}:{port}"
+            return topic, f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         if (transport == "tcp" and (local or bound not in _LOOPBACK)) or (transport == "ipc" and local):
             return topic, f"{transport}://{place}"
     return None
@@ -50,15 +50,20 @@ class Announcements:
         """Call `on_change` after notifications, until cancelled."""
         topic, endpoint = await self._endpoint()
         try:
-            from zmq import SUB, SUBSCRIBE
+            from zmq import IPV6, SUB, SUBSCRIBE, ZMQError
             from zmq.asyncio import Context
         except ImportError:
             log.warning("zmq_not_installed", endpoint=endpoint)
             return
-        log.info("notifications_followed", topic=topic, endpoint=endpoint)
         with Context() as context, context.socket(SUB) as subscriber:
+            subscriber.setsockopt(IPV6, 1)
             subscriber.setsockopt(SUBSCRIBE, topic.encode())
-            subscriber.connect(endpoint)  # and again by itself, whenever the connection is lost
+            try:
+                subscriber.connect(endpoint)  # the library reconnects
+            except ZMQError as error:
+                log.warning("notifications_refused", endpoint=endpoint, error=str(error))
+                return
+            log.info("notifications_followed", topic=topic, endpoint=endpoint)
             while True:
                 await subscriber.recv_multipart()
                 await anyio.sleep(self.pause_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -67,6 +68,22 @@ def test_a_change_is_reported_at_once(publisher: zmq.SyncSocket, tmp_path: Path)
             assert 2 <= polls < 1000, "many announcements lead to few polls"
 
 
+def test_an_invalid_endpoint_of_the_node_ends_nothing(tmp_path: Path) -> None:
+    node = FakeNode(3)
+    node.lies["getzmqnotifications"] = lambda _: [{"type": "pubsequence", "address": "tcp://127.0.0.1:zmq"}]
+    tables: dict[str, Any] = {
+        "electrum": {"enabled": True, "listen": f"127.0.0.1:{PORT}"},
+        "utxo": {"index": {"history": True}},
+    }
+    with (
+        serving(node) as server,
+        running(tmp_path, chain=BITCOIN, upstream={"bitcoin": server.url}, **tables) as daemon,
+        Wallet(PORT) as wallet,
+    ):
+        until(lambda: "notifications_refused" in daemon.events())
+        assert wallet.call("server.ping") is None and "process_ended" not in daemon.events()
+
+
 SEQUENCE = {"type": "pubsequence", "address": "tcp://127.0.0.1:28332"}
 
 
@@ -81,6 +98,7 @@ SEQUENCE = {"type": "pubsequence", "address": "tcp://127.0.0.1:28332"}
         ),
         ([{"type": "pubrawtx", "address": "tcp://0.0.0.0:28333"}], "node.lan", ("rawtx", "tcp://node.lan:28333")),
         ([{"type": "pubhashtx", "address": "tcp://*:28333"}], "10.0.0.7", ("hashtx", "tcp://10.0.0.7:28333")),
+        ([{"type": "pubhashtx", "address": "tcp://[::]:28333"}], "::1", ("hashtx", "tcp://[::1]:28333")),
         ([{"type": "pubhashtx", "address": "tcp://10.0.0.8:1"}], "10.0.0.7", ("hashtx", "tcp://10.0.0.8:1")),
         ([{"type": "pubhashtx", "address": "ipc:///run/zmq"}], "localhost", ("hashtx", "ipc:///run/zmq")),
         ([SEQUENCE], "node.lan", None),

@@ -70,6 +70,9 @@ class Session:
         self.statuses: dict[Topic, object] = {}  # of what it subscribed to, as they were sent last
         self._budget = Budget()
         self._out: list[bytes] = []
+        self._later: list[bytes] = []  # notifications that are sent after the answers to the current line
+        self._answering = False
+        self._turn_at = monotonic()  # when other sessions were last given a turn
         self._unsent = 0
         self._filled, self._emptied = anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
@@ -107,16 +110,17 @@ class Session:
                 received = await self._stream.receive(_CHUNK)
             if patience.cancelled_caught:
                 raise Closed(f"nothing was received for {_READ_TIMEOUT_S:g} s")
-            began, searched = monotonic(), len(waiting)
+            self._turn_at, searched = monotonic(), len(waiting)
             waiting += received
             while (end := waiting.find(b"\n", searched)) >= 0:
                 line = bytes(waiting[:end])
                 del waiting[: end + 1]
                 searched = 0
+                self._answering = True
                 await self._line(line)
-                if monotonic() - began > _TURN_S:
-                    await anyio.lowlevel.checkpoint()
-                    began = monotonic()
+                self._answering = False
+                self._out += self._later
+                self._later.clear()
                 if self._unsent > _ANSWERED_AHEAD:
                     await self.flushed()
             if len(waiting) > LONGEST_LINE:
@@ -160,8 +164,12 @@ class Session:
         except Exception:  # one request of one client: the others continue
             log.exception("electrum_request_failed", method=call["method"])
             result = _fault(number, INTERNAL, "the request failed: the log of the daemon has the reason")
-        if (pause := self._budget.spend(monotonic() - began)) > 0:
+        now = monotonic()
+        if (pause := self._budget.spend(now - began)) > 0:
             await anyio.sleep(min(pause, _READ_TIMEOUT_S))
+        elif now - self._turn_at > _TURN_S:
+            await anyio.lowlevel.checkpoint()
+            self._turn_at = monotonic()
         return result if "id" in call else None
 
     async def _carry_out(self, name: str, params: Any) -> object:
@@ -181,13 +189,17 @@ class Session:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def notify(self, method: str, params: list[object]) -> None:
-        """Send a notification."""
-        self._send(_encode({"jsonrpc": "2.0", "method": method, "params": params}))
+        """Send a notification, but not before the answers to a line that is being processed.
 
-    def _send(self, message: bytes) -> None:
+        One of these may have an older status of the same script, and a client keeps what it received last.
+        """
+        message = _encode({"jsonrpc": "2.0", "method": method, "params": params})
+        self._send(message, self._later if self._answering else self._out)
+
+    def _send(self, message: bytes, queue: list[bytes] | None = None) -> None:
         """Queue a message for the writer; a client that leaves too much unread is disconnected."""
         self._unsent += len(message) + 1
-        self._out.append(message + b"\n")
+        (self._out if queue is None else queue).append(message + b"\n")
         self._filled.set()
         if self._unsent > _UNSENT:
             self._disconnect()
