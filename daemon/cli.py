@@ -285,7 +285,7 @@ def show(context: click.Context) -> None:
 def check(context: click.Context) -> None:
     """Report every error of the configuration. Exits 2 if there is one."""
     _ = context.obj.config
-    click.echo("the configuration is sound")
+    click.echo("the configuration is valid")
 
 
 def entry() -> None:

@@ -100,7 +100,7 @@ class Reader:
     def at_hand(self, most: int) -> list[bytes]:
         """Return the next messages that are complete, at most `most`, with space reserved for them in the inbox.
 
-        None where one is long, or there is no space for all of them at once.
+        A long one ends the list, which is empty if there is no space for all of them at once.
         """
         places, at, longest = list[slice](), 0, min(self._max_bytes + 1, _LONG)
         while len(places) < most and (place := self._whole_from(at)) is not None and place.stop - place.start < longest:

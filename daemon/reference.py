@@ -26,8 +26,9 @@ Every message on the daemon's socket, field by field. This file is generated fro
 the messages, and links to complete programs in Python and Node.js. `/messages.json` on the daemon's HTTP port has the
 same messages as JSON Schema.
 
-**Encodings.** The socket is a Unix stream socket: `socket.path`, by default `utxod.sock` in the data folder. The first
-byte that a client sends selects the encoding of the whole connection:
+**Encodings.** The socket is a Unix stream socket: `socket.path`, by default `/run/utxod/utxod.sock` under systemd and
+otherwise `utxod.sock` in the data folder. The first byte that a client sends selects the encoding of the whole
+connection:
 
 - `{` selects JSON Lines: one message a line, in UTF-8, with byte strings as hex.
 - Any other byte selects frames: a 32-bit big-endian length, then a body of that many bytes. The body is one

@@ -59,8 +59,8 @@ class MessageFile:
                     yield self._decode(bytes(memoryview(buffer)[first:last]), encoding)
             del buffer[:start]
             if encoding == "frames" and len(buffer) >= wire.LENGTH.size and _length(buffer) > _LONGEST:
-                what = "which is not a frame; JSON Lines begin with {"
-                raise FeedError(f"{self._place(encoding, 1)} begins with {bytes(buffer[:4])!r}, {what}")
+                what = f"as a length that is more than {_LONGEST} bytes, and JSON Lines begin with {{"
+                raise FeedError(f"{self._place(encoding, 1)} begins with {bytes(buffer[:4])!r}: {what}")
             if len(buffer) > _LONGEST:
                 raise FeedError(f"{self._place(encoding, 1)} is longer than {_LONGEST} bytes")
             more = await _more(file)

@@ -117,7 +117,7 @@ def network_of(job: Job, family: str, chosen: str | None, known: Collection[str]
     """Return the network of a feed: the chosen one, else the daemon's; `mainnet` without a daemon of its family.
 
     Raises:
-        FeedError: the daemon stayed away for too long, or the network of the feed is unknown.
+        FeedError: the daemon stayed away for too long, or the feed does not support the daemon's network.
     """
     if chosen is not None:
         return chosen
@@ -168,7 +168,7 @@ async def _until_stopped(
 ) -> None:
     """Feed, and end in order on a signal: files are closed, and the next feed continues from the daemon's tip."""
     with anyio.CancelScope() as leaving:
-        if threading.current_thread() is threading.main_thread():  # nothing else handles signals
+        if threading.current_thread() is threading.main_thread():  # only that thread receives signals
             _heed(leaving, lambda: progress.show(progress.summary()))
         await _feed(job, messages, progress, refused, kept, chain)
 

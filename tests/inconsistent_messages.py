@@ -126,20 +126,20 @@ class World:
         """Return a transaction for a block of a chain that lies."""
         kind = self.random.random()
         if kind < 0.35 and self.submitted:
-            reported = self.txs[self.random.choice(self.submitted[-8:])]
+            made = self.txs[self.random.choice(self.submitted[-8:])]
             self.branches.meet("a submission mined")
             if self.often(0.35):
                 self.branches.meet("a submission mined with another content")
-                reported = self.altered(reported)
+                made = self.altered(made)
         elif kind < 0.47 and self.txs:
-            reported = self.txs[self.known()]
-            reported = self.altered(reported) if self.often(0.5) else reported
+            made = self.txs[self.known()]
+            made = self.altered(made) if self.often(0.5) else made
         else:
-            reported = self.new(self.random.randbytes(32), self.outpoints(3), coinbase=self.often(0.1))
-        self.branches.meet("an id again", reported.txid in self.model.used())
-        if self.often(0.2) and not reported.coinbase:
-            return self.failed(reported, self.outpoints(2))
-        return msgspec.structs.replace(reported, valid=True)
+            made = self.new(self.random.randbytes(32), self.outpoints(3), coinbase=self.often(0.1))
+        self.branches.meet("an id again", made.txid in self.model.used())
+        if self.often(0.2) and not made.coinbase:
+            return self.failed(made, self.outpoints(2))
+        return msgspec.structs.replace(made, valid=True)
 
     # --- messages ------------------------------------------------------------------------------------------------
 

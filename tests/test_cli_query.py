@@ -101,10 +101,10 @@ def test_status_of_a_running_daemon(daemon: Daemon) -> None:
     assert (report["chain"], report["blocks_applied"], report["rollback_floor"]) == ("cardano/mainnet", 3, None)
     assert report["rows"]["history_block"] == 3 and report["indexes"] == ["address_hash", "payment_credential"]
     assert report["map_size"] == 64 << 20 and 0 < report["bytes_used"] < report["disk_free"]
-    requests = report["daemon"]
-    assert (requests["running"], requests["problem"], requests["socket"]) == (True, None, str(daemon.socket))
-    assert (requests["network_tip_height"], requests["lag_blocks"], requests["version"]) == (5, 2, "0.1.0")
-    assert 0 < requests["seconds_since_last_block"] < 600 and 0 < requests["answer_ms"] < 5000
+    shown = report["daemon"]
+    assert (shown["running"], shown["problem"], shown["socket"]) == (True, None, str(daemon.socket))
+    assert (shown["network_tip_height"], shown["lag_blocks"], shown["version"]) == (5, 2, "0.1.0")
+    assert 0 < shown["seconds_since_last_block"] < 600 and 0 < shown["answer_ms"] < 5000
     states = {"socket": "ok", "utxo": "ok", "pruner": "ok", "http": "off", "transactions": "ok"}
     assert handlers(report) in (states | {"recovery": "ok"}, states | {"recovery": "waiting"})
 
@@ -255,11 +255,11 @@ def test_a_cursor_whose_block_was_rolled_back(tmp_path: Path) -> None:
         blocks = [block(None, tx("one", *(output("ann", n) for n in range(5))))]
         blocks.append(block(blocks[0]))
         client.feed(blocks)
-        requests = ("query", "address", ANN.hex(), "--count", "2", "--json")
-        cursor = utxod(daemon, *requests).json()["next_cursor"]
-        assert len(utxod(daemon, *requests, "--cursor", cursor).json()["utxos"]) == 2
+        command = ("query", "address", ANN.hex(), "--count", "2", "--json")
+        cursor = utxod(daemon, *command).json()["next_cursor"]
+        assert len(utxod(daemon, *command, "--cursor", cursor).json()["utxos"]) == 2
         client.ask(back_to(blocks[0]))
-        assert "start again" in utxod(daemon, *requests, "--cursor", cursor).one_line(1)
+        assert "start again" in utxod(daemon, *command, "--cursor", cursor).one_line(1)
 
 
 ACCEPTED = "accepted are bech32 (addr1…), base58 of Byron, and hex of the raw bytes"
@@ -310,17 +310,17 @@ def test_query_policy(tmp_path: Path) -> None:
     with running(tmp_path, utxo={"index": {"policy": True}}, http=http) as daemon, Web(tmp_path / "http") as web:
         with daemon.client() as client:
             assert statuses(client.feed(blocks)) == ["applied"] * 2
-        requests = ("query", "policy", POLICY.hex().upper())
-        whole = shell(daemon, *requests, "--json").json()
+        command = ("query", "policy", POLICY.hex().upper())
+        whole = shell(daemon, *command, "--json").json()
         places = [(utxo["tx_hash"], utxo["output_index"]) for utxo in whole["utxos"]]
         second = digest("tx", "second").hex()
         assert places == [*((FIRST, n) for n in (0, 2, 3, 4)), (second, 0)] and whole["next_cursor"] is None
         assert web.ask(f"/api/v1/policies/{POLICY.hex()}/utxos").json() == whole["utxos"]
-        page = utxod(daemon, *requests, "--json", "--count", "2", "--order", "desc").json()
+        page = utxod(daemon, *command, "--json", "--count", "2", "--order", "desc").json()
         more = ("--cursor", page["next_cursor"])
-        rest = utxod(daemon, *requests, "--json", "--count", "3", "--order", "desc", *more).json()
+        rest = utxod(daemon, *command, "--json", "--count", "3", "--order", "desc", *more).json()
         assert page["utxos"] + rest["utxos"] == whole["utxos"][::-1] and rest["next_cursor"] is None
-        words = utxod(daemon, *requests, "--count", "1").out
+        words = utxod(daemon, *command, "--count", "1").out
         assert f"{FIRST}#0" in words and f"1 {POLICY.hex()}{b'gold'.hex()}" in words
         assert words.splitlines()[-1].startswith("there are more: --cursor ")
         nothing = utxod(daemon, "query", "policy", "ab" * 28)
@@ -372,12 +372,12 @@ def test_query_balance(daemon: Daemon, owner: str) -> None:
     assert (answer["lovelace_amount"], answer["utxo_count"], len(answer["amounts"])) == (0, 0, 1)
 
 
-@pytest.mark.parametrize("requests", [[f"{FIRST}#0"], [FIRST, "0"], [FIRST.upper(), "0"]])
-def test_query_utxo(daemon: Daemon, requests: list[str]) -> None:
-    spent = utxod(daemon, "query", "utxo", *requests, "--json").json()
+@pytest.mark.parametrize("outpoint", [[f"{FIRST}#0"], [FIRST, "0"], [FIRST.upper(), "0"]])
+def test_query_utxo(daemon: Daemon, outpoint: list[str]) -> None:
+    spent = utxod(daemon, "query", "utxo", *outpoint, "--json").json()
     assert (spent["tx_hash"], spent["output_index"], spent["lovelace_amount"]) == (FIRST, 0, 1)
     assert (spent["spent_tx_hash"], spent["spent_at_block"]) == (RICH_ID, 2)
-    words = utxod(daemon, "query", "utxo", *requests).out
+    words = utxod(daemon, "query", "utxo", *outpoint).out
     assert re.search(rf"^spent_tx_hash +{RICH_ID}$", words, re.MULTILINE)
     assert re.search(rf"^owner_addr +{TEXT.write(ANN)}$", words, re.MULTILINE)
 
@@ -386,9 +386,9 @@ def test_query_utxo_of_a_failed_or_unknown_transaction(daemon: Daemon) -> None:
     back = utxod(daemon, "query", "utxo", f"{FAILED}#1", "--json").json()
     assert back["is_collateral_return"] and back["lovelace_amount"] == 4
     assert "is_collateral_return" in utxod(daemon, "query", "utxo", f"{FAILED}#1").out
-    for requests in ([f"{FIRST}#30"], [digest("nobody").hex(), "0"]):
-        assert "is not in the store" in utxod(daemon, "query", "utxo", *requests).one_line(1)
-        assert "is not in the store" in utxod(daemon, "query", "utxo", *requests, "--json").one_line(1)
+    for words in ([f"{FIRST}#30"], [digest("nobody").hex(), "0"]):
+        assert "is not in the store" in utxod(daemon, "query", "utxo", *words).one_line(1)
+        assert "is not in the store" in utxod(daemon, "query", "utxo", *words, "--json").one_line(1)
 
 
 def test_an_error_names_the_accepted_forms_of_an_address(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +412,10 @@ def test_query_tx_of_a_block(daemon: Daemon) -> None:
     assert answer["slots"][0]["spending_tx_hash"] == RICH_ID
     assert [each["output_index"] for each in answer["utxos"]] == list(range(30))
     words = utxod(daemon, "query", "tx", FIRST).out
-    assert f"height 1, slot 20, {BLOCKS[0]['hash'].hex()}" in words and "it was never submitted" in words
+    assert (
+        f"height 1, slot 20, {BLOCKS[0]['hash'].hex()}" in words
+        and "all that is known of it comes from its block" in words
+    )
     assert f"{RICH_ID} input 0" in words and "5 lovelace" in words and TEXT.write(BOB) in words
     page = utxod(daemon, "query", "tx", FIRST, "--count", "12", "--page", "3", "--json").json()
     assert [each["output_index"] for each in page["slots"]] == list(range(24, 30))
@@ -427,12 +430,12 @@ def test_query_tx_of_an_unmined_transaction(tmp_path: Path) -> None:
         given: Message = {"type": "OutputReassigned", "outpoint": [digest("tx", "w"), 1], "address": ANN}
         for message in (BLOCKS[0], {"type": "TxSubmitted", "tx": waits}, frozen, given):
             assert client.ask(message)["status"] in {"applied", "accepted"}
-        requests = ("query", "tx", digest("tx", "w").hex())
-        answer = utxod(daemon, *requests, "--json").json()
+        command = ("query", "tx", digest("tx", "w").hex())
+        answer = utxod(daemon, *command, "--json").json()
         assert (answer["block"], answer["utxos"]) == (None, [])
         assert (answer["transaction"]["status"], answer["transaction"]["external"]) == ("unmined", True)
         assert [each["status"] for each in answer["slots"]] == ["frozen", "unspent"]
-        words = utxod(daemon, *requests).out
+        words = utxod(daemon, *command).out
         for word in ("in no block of the chain", "unmined", f"{FIRST}#3", "frozen", "spendable from 1,001"):
             assert word in words
         assert "unmined since height" in words and "partial" not in words

@@ -182,7 +182,7 @@ def test_config_show_and_check(tmp_path: Path) -> None:
         again = utxod("config", "show", "--config", tmp_path / "again.toml")
         assert again.stdout == shown.stdout
         checked = utxod("config", "check", "--config", daemon.config)
-        assert (checked.returncode, checked.stdout) == (0, b"the configuration is sound\n")
+        assert (checked.returncode, checked.stdout) == (0, b"the configuration is valid\n")
 
 
 def test_config_check_reports_every_problem(tmp_path: Path) -> None:

@@ -504,7 +504,7 @@ ROWS: dict[str, tuple[Callable[[Hand], object], list[str]]] = {
     "a list of runs that is a map": (meta(b"runs:txid", A_MAP), ["output"]),
     "a list of runs of no bytes": (meta(b"runs:address_hash", NOTHING), ["address"]),
 }
-for table, requests in {
+for table, queries in {
     BLOCK: ["status", "changes"],
     TX: ["export", "output", "address"],
     OUTPUT: ["export", "output", "address", "changes"],
@@ -514,7 +514,7 @@ for table, requests in {
     FILTER: ["output"],
 }.items():
     for name, change in CHANGES.items():
-        ROWS[f"{table}: {name}"] = (every(table, change), requests)
+        ROWS[f"{table}: {name}"] = (every(table, change), queries)
 for table in (TX, OUTPUT):
     ROWS[f"{table}: zeros at the end"] = (every(table, zeros_at_the_end), ["export"])
     ROWS[f"{table}: no records"] = (every(table, lambda _: seal(0)), ["export", "output"])

@@ -34,10 +34,10 @@ Born = tuple[OutPoint, Coin]
 
 def changes(model: Model, ordinal: int) -> tuple[list[Born], list[tuple[Born, bytes]]]:
     """Return what a block created, and what it spent by which transaction, by the rules of the model."""
-    coins, fed_api = dict(model.moments[ordinal - 1].coins), model.moments[ordinal].block
+    coins, fed = dict(model.moments[ordinal - 1].coins), model.moments[ordinal].block
     born, spent = list[Born](), list[tuple[Born, bytes]]()
-    assert fed_api is not None
-    for number, each in enumerate(fed_api.txs):
+    assert fed is not None
+    for number, each in enumerate(fed.txs):
         again = [point for point in coins if point[0] == each.txid]
         for point in [*dict.fromkeys(each.inputs if each.valid else each.collateral), *again]:
             if coin := coins.pop(point, None):
@@ -51,13 +51,13 @@ def changes(model: Model, ordinal: int) -> tuple[list[Born], list[tuple[Born, by
 def expected(model: Model, ordinal: int, *, mmr: bool) -> dict[int, Any]:
     """Return the map of a delta by the keys of the design; what was spent is sorted."""
     born, spent = changes(model, ordinal)
-    point, fed_api = model.moments[ordinal].point, model.moments[ordinal].block
-    assert point is not None and fed_api is not None
+    point, fed = model.moments[ordinal].point, model.moments[ordinal].block
+    assert point is not None and fed is not None
 
     def entry(each: Born) -> dict[int, Any]:
         return {0: list(each[0]), 1: cbor2.loads(leaf(*each, model.moments[each[1].place[0]]))[1]}
 
-    failed = [each for each in fed_api.txs if not each.valid]
+    failed = [each for each in fed.txs if not each.valid]
     delta: dict[int, Any] = {
         0: point.height,
         1: point.slot,
@@ -95,30 +95,30 @@ def delta_of(shot: Snapshot, windows: Windows, block: int | bytes) -> dict[int, 
 def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str) -> None:
     """Blocks come in batches; what they created may have been spent since."""
     rng, model, invalid = Random(7), Model(2, 12), 0
-    with open_chain(tmp_path, store=store, prune_depth=2, rollback_window=12) as fed_api:
+    with open_chain(tmp_path, store=store, prune_depth=2, rollback_window=12) as chain:
         genesis = random_genesis(rng)
-        fed_api.seed(genesis)
+        chain.seed(genesis)
         model.seed(genesis)
         blocks = random_chain(rng, 40)
         for each in blocks:
             model.apply(each)
         while blocks:
             count = rng.randint(1, 4)
-            feed(fed_api, *blocks[:count])
+            feed(chain, *blocks[:count])
             blocks = blocks[count:]
-            prune_all(fed_api)
-        with Query(fed_api.store, CODEC, "cardano").snapshot() as shot:
+            prune_all(chain)
+        with Query(chain.store, CODEC, "cardano").snapshot() as shot:
             for ordinal, moment in enumerate(model.moments[1:], start=1):
                 assert moment.point is not None
                 if ordinal <= 28:
                     for removed in (moment.point.height, moment.point.hash):
                         with pytest.raises(NoDelta) as none:
-                            find(shot, fed_api.windows, removed, InCbor(shot))
+                            find(shot, chain.windows, removed, InCbor(shot))
                         assert none.value.code == "delta_gone"
                 else:
-                    delta = delta_of(shot, fed_api.windows, moment.point.hash)
+                    delta = delta_of(shot, chain.windows, moment.point.hash)
                     assert delta == expected(model, ordinal, mmr=store == "mmr")
-                    assert delta == delta_of(shot, fed_api.windows, moment.point.height)
+                    assert delta == delta_of(shot, chain.windows, moment.point.height)
                     invalid += 6 in delta
     assert invalid > 0
 
@@ -126,28 +126,28 @@ def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str) -> None:
 @pytest.mark.parametrize("lost", [OUTPUT, UNDO, TX])
 def test_a_delta_that_cannot_be_read_is_damage(tmp_path: Path, lost: str) -> None:
     """What the block created or spent is not there, or whose outputs they were."""
-    with open_chain(tmp_path) as fed_api:
+    with open_chain(tmp_path) as chain:
         parent = chain_block(None, chain_tx("a", chain_output("ann"), chain_output("bob")))
-        feed(fed_api, parent)
-        feed(fed_api, chain_block(parent, chain_tx("b", chain_output("cid"), spends=[(parent.txs[0].txid, 0)])))
-        store = fed_api.store
+        feed(chain, parent)
+        feed(chain, chain_block(parent, chain_tx("b", chain_output("cid"), spends=[(parent.txs[0].txid, 0)])))
+        store = chain.store
         with Query(store, CODEC, "cardano").snapshot() as shot:
-            delta = delta_of(shot, fed_api.windows, 2)
+            delta = delta_of(shot, chain.windows, 2)
             assert (len(delta[3]), len(delta[4])) == (1, 1)
         store.disk.write(lambda txn: txn.drop(store.disk.tables[lost], delete=False))
         with Query(store, CODEC, "cardano").snapshot() as shot, pytest.raises(Damaged):
-            delta_of(shot, fed_api.windows, 2)
+            delta_of(shot, chain.windows, 2)
 
 
 def test_a_boundary_block_shares_its_height(tmp_path: Path) -> None:
     """By height the first block is found, by hash each of them."""
-    with open_chain(tmp_path) as fed_api:
+    with open_chain(tmp_path) as chain:
         blocks = random_chain(Random(3), 2)
         boundary = chain_block(blocks[-1], height=2, slot=(blocks[-1].slot or 0) + 1)
-        feed(fed_api, *blocks, boundary)
-        with Query(fed_api.store, CODEC, "cardano").snapshot() as shot:
-            assert delta_of(shot, fed_api.windows, 2)[2] == blocks[-1].hash
-            assert delta_of(shot, fed_api.windows, boundary.hash)[2] == boundary.hash
+        feed(chain, *blocks, boundary)
+        with Query(chain.store, CODEC, "cardano").snapshot() as shot:
+            assert delta_of(shot, chain.windows, 2)[2] == blocks[-1].hash
+            assert delta_of(shot, chain.windows, boundary.hash)[2] == boundary.hash
 
 
 # --- over HTTP -----------------------------------------------------------------------------------------------------

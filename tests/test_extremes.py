@@ -215,18 +215,18 @@ def test_an_output_index_where_no_page_can_be(tmp_path: Path) -> None:
 
 def _try(sender: Sender, message: Message, leaf: Leaf, encoding: Encoding) -> None:
     for value in {leaf.least, 0, 1, leaf.most}:
-        reported = deepcopy(message)
-        put(reported, leaf, value)
-        answer = sender.ask(reported)
-        check(reported, leaf, answer)
+        changed = deepcopy(message)
+        put(changed, leaf, value)
+        answer = sender.ask(changed)
+        check(changed, leaf, answer)
         if leaf.way == ("seq",):
             assert answer["seq"] == value
     for value in (leaf.least - 1, leaf.most + 1, 2**64 + 1, -(2**64)):
         if encoding == "frames" and not LEAST <= value <= MOST:
             continue  # MessagePack has no such numbers
-        reported = deepcopy(message)
-        put(reported, leaf, value)
-        answer = sender.ask(reported)
+        changed = deepcopy(message)
+        put(changed, leaf, value)
+        answer = sender.ask(changed)
         assert (answer["type"], answer.get("code")) == ("Error", "malformed"), (leaf, value, answer)
         assert f"`{leaf.place}`" in answer["message"], (leaf, answer)
 

@@ -217,7 +217,7 @@ def test_malformed_messages_are_named(daemon: Daemon, tmp_path: Path) -> None:
         (encoded(blocks[3] | {"slot": "noon"}, "frames"), "frame 4: "),
         (encoded(blocks[3], "frames")[:-5], "frame 4 is cut off"),
         (b"\0\0", "frame 4 is cut off"),
-        (b"[{}]", "frame 4 begins with b'[{}]', which is not a frame; JSON Lines begin with {"),
+        (b"[{}]", "frame 4 begins with b'[{}]': as a length that is more than 268435456 bytes, and JSON Lines begin"),
         (b"\xff\xff\xff\xff" + b"x" * 1000, "frame 4 "),
     ):
         source.write_bytes(whole + end)

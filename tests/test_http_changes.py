@@ -72,8 +72,8 @@ def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -
     for seed in range(2):
         with open_chain(tmp_path / str(seed), **windows, may_prune=True) as chain:
             sets: dict[int, set[tuple[str, int]]] = {0: set()}
-            sequences, fed_api = {}, random_chain(Random(seed), 22, repeats=False)
-            for n, each in enumerate(fed_api, 1):
+            sequences, blocks = {}, random_chain(Random(seed), 22, repeats=False)
+            for n, each in enumerate(blocks, 1):
                 feed(chain, each)
                 sets[n] = live(chain)
                 sequences[n] = chain.changes.newest()
@@ -83,7 +83,7 @@ def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -
             seen = set[str]()
             for n in range(floor, 23):
                 for count in (1000, 3, 1):
-                    changes = listed(chain, fed_api[n - 1], count)
+                    changes = listed(chain, blocks[n - 1], count)
                     assert applied(sets[n], changes) == sets[22]
                     seen.update(change.change for change in changes)
                     for change in changes:
@@ -91,8 +91,8 @@ def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -
                 assert listed(chain, sequences[n]) == changes
             assert seen == {"created", "spent"}
             with pytest.raises(PointGone) as missing:
-                listed(chain, fed_api[floor - 2])
-            assert missing.value.oldest == fed_api[floor - 1].point
+                listed(chain, blocks[floor - 2])
+            assert missing.value.oldest == blocks[floor - 1].point
             with pytest.raises(PointGone):
                 listed(chain, None)
             with pytest.raises(PointGone):

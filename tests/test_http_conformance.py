@@ -184,8 +184,7 @@ def test_utxo_086_a_stake_credential_finds_delegating_addresses_only(empty: Api)
     failure(empty.ask(f"/api/v1/stakes/{BYRON.hex()}/utxos"), 400, "bad_parameter", "stake")
 
 
-def test_utxo_087_a_point_that_was_rolled_back_is_not_offered(empty: Api) -> None:
-    """Lists are bound to a point by their cursor: 409, and the headers name the block that is left."""
+def test_utxo_087_a_cursor_of_a_block_that_was_rolled_back_is_refused(empty: Api) -> None:
     first = block(None, tx("in", *(output("A", n) for n in range(9))))
     empty.feed(first, second := block(first))
     cursor = empty.ask(f"/api/v1/{A}/utxos?count=5").headers["x-next-cursor"]

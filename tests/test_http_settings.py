@@ -36,8 +36,8 @@ def test_an_empty_store() -> None:
 def test_a_network_of_bitcoin_that_is_not_known() -> None:
     """Its addresses are hex, and the log reports this once."""
     script = bytes.fromhex("76a91462e907b15cbf27d5425399ebf6f0fb50ebb88f1888ac")
-    reported = {"chain": {"family": "bitcoin", "network": "private"}, "http": {"workers": 2}}
-    with short_folder() as folder, running_api(folder, **reported) as api:
+    tables = {"chain": {"family": "bitcoin", "network": "private"}, "http": {"workers": 2}}
+    with short_folder() as folder, running_api(folder, **tables) as api:
         api.feed(block(None, tx("a", {"address": script, "value": 5})))
         [found] = api.get(f"/api/v1/addresses/{script.hex()}/utxos")
         assert (found["owner_addr"], found["amounts"][0]["unit"]) == (script.hex(), "satoshi")
@@ -50,11 +50,11 @@ def test_a_network_of_bitcoin_that_is_not_known() -> None:
 def test_bitcoin_counts_in_satoshi() -> None:
     """A locking script that has an address, and one that has none."""
     key_hash = bytes.fromhex("76a91462e907b15cbf27d5425399ebf6f0fb50ebb88f1888ac")  # of the first block's coinbase
-    reported = {"chain": {"family": "bitcoin", "network": "mainnet"}}
+    tables = {"chain": {"family": "bitcoin", "network": "mainnet"}}
     paid = tx(
         "coinbase", {"address": key_hash, "value": 5_000_000_000}, {"address": b"\x51", "value": 1}, coinbase=True
     )
-    with short_folder() as folder, running_api(folder, **reported) as api:
+    with short_folder() as folder, running_api(folder, **tables) as api:
         api.feed(block(None, paid, time=1_231_006_505))
         [found] = api.get("/api/v1/addresses/1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa/utxos")
         assert found["owner_addr"] == "1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa"

@@ -71,8 +71,8 @@ def one_by_one(api: Api, *messages: Message) -> None:
 
 def inpoints(*outpoints: list[Any]) -> list[Message]:
     """Return outputs of which the sender reported nothing else."""
-    fed_api = {"value": None, "script": None}
-    return [{"tx_hash": txid.hex(), "output_index": index} | fed_api for txid, index in outpoints]
+    unknown = {"value": None, "script": None}
+    return [{"tx_hash": txid.hex(), "output_index": index} | unknown for txid, index in outpoints]
 
 
 def hash_of(api: Api, name: object, index: int = 0) -> str:
@@ -136,7 +136,7 @@ def test_a_large_transaction(fed_api: Api) -> None:
 
 def test_version_lock_time_and_previous_outputs_of_a_submission() -> None:
     """A block adds what the submission left out, and nothing else."""
-    message_about = {"value": 7, "script": address("p0").hex()}
+    previous = {"value": 7, "script": address("p0").hex()}
     full: Message = {"version": 2, "lock_time": 500_000_000, "previous": [[7, address("p0")], None]}
     names = ("both", "submitted", "block's")
     spends = {name: [at("first", n), at("first", n + 3)] for n, name in enumerate(names)}
@@ -151,7 +151,7 @@ def test_version_lock_time_and_previous_outputs_of_a_submission() -> None:
             found = api.get(path(name))
             assert (found["version"], found["lock_time"]) == (2, 500_000_000), name
             places = inpoints(*spends[name])
-            assert found["tx_inpoints"] == [places[0] | message_about, places[1]], name
+            assert found["tx_inpoints"] == [places[0] | previous, places[1]], name
         found = api.get(path("chain only"))
         assert (found["has_record"], found["version"], found["lock_time"]) == (False, None, None)
         again = {**bare["both"], "txid": digest("tx", "again"), "inputs": [at("both")], **other, "previous": [[1, b""]]}

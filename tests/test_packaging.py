@@ -254,6 +254,8 @@ def test_the_manual_page_is_formatted_without_a_warning(tmp_path: Path) -> None:
 def test_completions_are_those_of_the_command_line(installed: Path, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
-    found = [each.value for each in kind(main, {}, "utxod", "_UTXOD_COMPLETE").get_completions([], "ver")]
+    complete = kind(main, {}, "utxod", "_UTXOD_COMPLETE")
+    assert not complete.get_completions(["qurey"], "ad")  # a misspelt command is not an error here
+    found = [each.value for each in complete.get_completions([], "ver")]
     assert found == ["verify", "verify-proof"]
     assert "_UTXOD_COMPLETE" in run(installed, "utxod", "completion", shell).stdout

@@ -128,15 +128,15 @@ def test_it_is_the_new_owner_s_from_its_height_on(api: Api, client: Client) -> N
     done(client, one, *give(at("p", 1), address("bob")))
     before = {"ann": [row(at("p")), row(at("p", 1))], "bob": [row(at("p", 2)), row(at("q"))]}
     after = {"ann": [row(at("p"))], "bob": [row(at("p", 1), 1), row(at("p", 2)), row(at("q"))]}
-    for tip, message_about in ((one, before), (two, before), (three, after)):
+    for tip, expected in ((one, before), (two, before), (three, after)):
         if tip is not one:
             done(client, tip)
-        assert {name: held(api, of(name)) for name in message_about} == message_about, tip["height"]
-        whose = owner("bob", 1) if message_about is after else owner("ann")
+        assert {name: held(api, of(name)) for name in expected} == expected, tip["height"]
+        whose = owner("bob", 1) if expected is after else owner("ann")
         assert single(api, at("p", 1)) == whose
-        for name in message_about:
+        for name in expected:
             credential = f"/api/v1/credentials/{digest('credential', name, size=28).hex()}"
-            assert held(api, credential) == message_about[name]
+            assert held(api, credential) == expected[name]
     text = api.daemon.run("query", "address", address("bob").hex(), "--json").stdout.decode()
     assert '"reassigned_at": 1' in text or '"reassigned_at":1' in text
     assert api.daemon.run("query", "utxo", at("p", 1)[0].hex(), "1").stdout.decode().count("reassigned_at") == 1

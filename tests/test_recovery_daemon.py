@@ -267,8 +267,8 @@ def node_circuit(daemon: Daemon) -> str:
     """Return the metrics of the node's circuit breaker."""
     found = re.compile(r"utxod_recovery_circuit\{.*source=node.*\}")
     (state,) = [name for name, value in scrape(daemon).items() if value and found.fullmatch(name)]
-    (output_of,) = re.findall("state=(\\w+)", state)
-    return str(output_of)
+    (current,) = re.findall("state=(\\w+)", state)
+    return str(current)
 
 
 def test_pending_transactions_over_http(folder: Path) -> None:

@@ -131,7 +131,7 @@ def are(storage: Storage, **expected: Status) -> Any:
     return so
 
 
-async def test_lines_logged_while_no_process_reads_are_read_later(lab: Lab, log: Log) -> None:
+async def test_facts_logged_while_no_process_reads_are_read_later(lab: Lab, log: Log) -> None:
     """Also of what is mined, or lost, by the time that it can be written: its end is marked like any other."""
     async with lab.storage(reporter="me") as storage:
         await begun(log, storage)

@@ -148,8 +148,8 @@ def test_inputs_in_another_order_are_those_of_the_block(local: LocalDaemon, clie
 def test_outputs_are_those_of_the_block(local: LocalDaemon, client: LocalClient, outputs: int) -> None:
     """Fewer than submitted, others, or more, as many as make a transaction large."""
     submitted = tx("s", output("a"), output("b"), raw=b"submitted")
-    status_facts = tx("s", *(output(f"c{n}") for n in range(outputs)), raw=b"mined")
-    one = block(None, status_facts)
+    mined_tx = tx("s", *(output(f"c{n}") for n in range(outputs)), raw=b"mined")
+    one = block(None, mined_tx)
     done(client, submit(submitted), spending("child", at("s", 1)))
     done(client, on_outputs("OutputsFrozen", at("s")), one)
     there = ["FROZEN", by("child"), *["free"] * 9][:outputs] + ["UTXO_NOT_FOUND"] * (6 - outputs)

@@ -419,8 +419,8 @@ def test_a_service_manager_that_does_not_read_does_not_stop_the_chain(tmp_path: 
         ):
             while True:
                 filler.sendto(b"filler", str(tmp_path / "notify"))
-        reported = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
-        with running(tmp_path, reported) as daemon, daemon.client() as client:
+        environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+        with running(tmp_path, environ) as daemon, daemon.client() as client:
             for sent in blocks:
                 assert client.ask(sent)["status"] == "applied"
             assert notified(listener, "READY=1")

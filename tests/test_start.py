@@ -50,7 +50,7 @@ def test_the_first_line_names_the_version_and_the_settings(folder: Path) -> None
     http = {"workers": 1, "listen": f"unix:{folder}/http"}
     with running(folder, chain=chain, utxo={"store": "mmr"}, http=http) as daemon:
         first = first_line(daemon.log_text())
-        reported = {
+        expected = {
             "event": "starting",
             "level": "info",
             "version": VERSION,
@@ -62,10 +62,10 @@ def test_the_first_line_names_the_version_and_the_settings(folder: Path) -> None
             "http": f"unix:{folder}/http",
             "pid": daemon.process.pid,
         }
-        assert first == reported
+        assert first == expected
         with serve_alone(daemon) as alone:
             until(lambda: "http_listen_failed" in (folder / "serve.log").read_text(), why="it has logged nothing")
-        assert first_line((folder / "serve.log").read_text()) == reported | {"pid": alone.pid}
+        assert first_line((folder / "serve.log").read_text()) == expected | {"pid": alone.pid}
 
 
 needs_no_file = pytest.mark.skipif(DEFAULT_FILE.exists(), reason=f"{DEFAULT_FILE} is there")

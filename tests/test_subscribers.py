@@ -65,6 +65,7 @@ class Deaf(Box):
     """An outbox whose client reads one message."""
 
     async def drained_to(self, most: int, patience_s: float) -> bool:
+        assert patience_s == 10.0
         return False
 
 

@@ -27,7 +27,7 @@ WIRE = {"handlers.events", "handlers.wire", "handlers.refusal"}  # the modules o
 CLI_LIKE = {"daemon.cli", "daemon.http.serve"}
 LONGEST, LONGEST_TEST = 300, 500  # lines of a file, but for those that are listed
 LIST = Path(__file__).parent / "long_files.txt"  # with the lines that each may have; it only ever gets shorter
-MOST_LISTED = 45  # files: lower it with each that leaves the list
+MOST_LISTED = 44  # files: lower it with each that leaves the list
 LISTED = {place: int(most) for most, place in (line.split() for line in LIST.read_text().splitlines())}
 HOSTS = ("pypi", "pythonhosted", "npmjs", "jsdelivr", "unpkg", "cdnjs", "crates.io", "anaconda")
 
@@ -109,7 +109,7 @@ def test_no_module_is_imported_in_a_circle() -> None:
     TopologicalSorter({name: MODULES.keys() & imported_at_once(name) for name in MODULES}).prepare()
 
 
-def test_files_are_distinguished_by_their_content() -> None:
+def test_every_module_has_a_docstring() -> None:
     for name in MODULES:
         docstring = ast.get_docstring(tree(MODULES[name]))
         assert docstring and docstring.splitlines()[0].endswith("."), name

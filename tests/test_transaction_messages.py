@@ -309,8 +309,8 @@ def test_blocks_and_submissions_in_one_batch(client: LocalClient) -> None:
 def test_raw_bytes_of_a_block_are_kept(local: LocalDaemon, client: LocalClient) -> None:
     short, long = b"short", bytes(3000)
     one = block(None, *coins("p"))
-    status_facts = tx("a", output("x"), spends=[at("p")], raw=short), tx("b", output("x"), spends=[at("a")], raw=long)
-    done(client, one, block(one, *status_facts))
+    paid = tx("a", output("x"), spends=[at("p")], raw=short), tx("b", output("x"), spends=[at("a")], raw=long)
+    done(client, one, block(one, *paid))
     with local.store.disk.read() as txn:
         bodies = [local.store.body(txn, digest("tx", name)) for name in "ab"]
     assert [body.raw for body in bodies] == [short, None]

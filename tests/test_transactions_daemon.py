@@ -224,10 +224,7 @@ def converge(client: Client, messages: Iterable[Message]) -> None:
 
 def outcome(client: Client, traffic: Traffic) -> list[str | tuple[str, str]]:
     """Return what has become of every output; who lost may have been refused instead."""
-    return [
-        "lost" if status_facts in {"CONFLICTING", "TX_NOT_FOUND"} else status_facts
-        for status_facts in state(client, *traffic.outpoints)
-    ]
+    return ["lost" if each in {"CONFLICTING", "TX_NOT_FOUND"} else each for each in state(client, *traffic.outpoints)]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -246,15 +243,11 @@ def test_killed_in_the_middle_of_mixed_traffic(tmp_path: Path, seed: int) -> Non
                     if client.receive() is None:
                         break
                 killed.kill()
-            status_facts = killed.run("verify")
-            assert (status_facts.returncode, status_facts.stderr) == (0, b""), (
-                f"seed {seed}: {status_facts.stderr.decode()}"
-            )
+            verified = killed.run("verify")
+            assert (verified.returncode, verified.stderr) == (0, b""), f"seed {seed}: {verified.stderr.decode()}"
             killed.start()
-        status_facts = killed.run("verify")  # a creation that had its lock alone may be told of until it is tried again
-        assert (status_facts.returncode, status_facts.stderr) == (0, b""), (
-            f"seed {seed}: {status_facts.stderr.decode()}"
-        )
+        verified = killed.run("verify")  # a creation that had its lock alone may be told of until it is tried again
+        assert (verified.returncode, verified.stderr) == (0, b""), f"seed {seed}: {verified.stderr.decode()}"
         outcomes = []
         for daemon, first in ((calm, []), (killed, [back_to("origin")])):
             with daemon.client("frames") as client:

@@ -64,7 +64,7 @@ def test_what_conflicts_claims_nothing_and_is_pruned(tmp_path: Path, encoding: E
         daemon.assert_sound()
 
 
-def test_a_withdrawal_frees_space_for_the_replacement(tmp_path: Path) -> None:
+def test_a_withdrawal_releases_the_inputs_for_the_replacement(tmp_path: Path) -> None:
     with running(tmp_path) as daemon, daemon.client() as client:
         one = block(None, *coins("p"))
         done(client, one, spending("a", at("p")), spending("b", at("a")))

@@ -204,8 +204,8 @@ def test_bad_parameters_and_cursors_of_other_lists(api: Api) -> None:
 def test_without_a_transaction_store() -> None:
     with short_folder() as folder, running_api(folder, transactions={"enabled": False}) as api:
         failure(api.ask(TXS), 503, "not_enabled", "transactions.enabled")
-        status_facts = api.daemon.run("query", "txs")
-        assert status_facts.returncode == 1 and b"transactions.enabled" in status_facts.stderr
+        queried = api.daemon.run("query", "txs")
+        assert queried.returncode == 1 and b"transactions.enabled" in queried.stderr
 
 
 # --- limits of one answer --------------------------------------------------------------------------------------------
@@ -241,8 +241,8 @@ def test_the_command(api: Api) -> None:
     api.feed(FUND, *submissions)
     whole = api.get(f"{TXS}?count=1000")
     assert api.get(f"{TXS}?count=7&page=2") == whole[7:14]
-    status_facts = api.daemon.run("query", "txs", "--json", "--count", "20")
-    first = json.loads(status_facts.stdout)
+    queried = api.daemon.run("query", "txs", "--json", "--count", "20")
+    first = json.loads(queried.stdout)
     assert first["transactions"] == whole[:20] and first["tip"]["height"] == 1
     assert resumed(first["next_cursor"], "unmined", "parents_first") >= Place(0, b"")
     rest = api.daemon.run("query", "txs", "--json", "--cursor", first["next_cursor"])

@@ -72,8 +72,8 @@ def done(client: Asking, *messages: Message) -> None:
 def refused(answer: Message | None, code: str, *inputs: tuple[Any, ...]) -> None:
     """Check a refusal: its code, whether trying again may help, and what it says of each output."""
     assert answer is not None and (answer["type"], answer.get("code")) == ("Error", code), answer
-    status_facts = [{"outpoint": as_hex(outpoint), "code": why} | spender(*by) for outpoint, why, *by in inputs]
-    assert answer["detail"] == ({"inputs": status_facts} if inputs else {}), answer
+    expected = [{"outpoint": as_hex(outpoint), "code": why} | spender(*by) for outpoint, why, *by in inputs]
+    assert answer["detail"] == ({"inputs": expected} if inputs else {}), answer
     assert answer["retryable"] is bool(RETRYABLE & {code, *(why for _, why, *_ in inputs)})
     assert answer["message"]
 
@@ -86,10 +86,10 @@ def state(client: Asking, *outpoints: list[Any]) -> list[str | tuple[str, str]]:
     """Return what keeps each output from being spent, `free` if nothing does; a spent one with its spender."""
     answer = client.ask(submit(tx(f"probe {next(_probes)}", output("x"), spends=[*outpoints, NOWHERE])))
     assert answer.get("code") == "UTXO_ERROR", answer
-    status_facts = {(*fault["outpoint"],): fault for fault in answer["detail"]["inputs"]}
+    faults = {(*fault["outpoint"],): fault for fault in answer["detail"]["inputs"]}
     states: list[str | tuple[str, str]] = []
     for outpoint in outpoints:
-        fault = status_facts.get((*as_hex(outpoint),))
+        fault = faults.get((*as_hex(outpoint),))
         states.append("free" if fault is None else fault["code"])
         if fault is not None and "spender" in fault:
             states[-1] = (fault["code"], fault["spender"][0])

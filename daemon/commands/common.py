@@ -130,7 +130,7 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the named command, and the arguments that follow."""
         name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
             from difflib import get_close_matches
 
             near = get_close_matches(name, self.list_commands(ctx), 1)

@@ -87,7 +87,8 @@ def _summary(manifest: Manifest) -> str:
 @click.option(
     "--adopt",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Check a data folder whose files were copied while its store was open, and accept it. Excludes arguments.",
+    help="Check a data folder whose files were copied while its store was open, and accept it. Takes neither arguments "
+    "nor --verify.",
 )
 @click.pass_context
 def restore(context: click.Context, source: Path | None, data_dir: Path | None, walk: bool, adopt: Path | None) -> None:

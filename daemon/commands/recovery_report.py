@@ -64,7 +64,7 @@ def counted(counts: Counts, service: Numbers | None) -> list[RenderableType]:
         made.add_row(status, f"{count:,}")
     lines: list[RenderableType] = [made]
     if counts.by_status["pending"]:
-        lines.append(f"the oldest pending transaction is {counts.oldest_pending_s:,.0f} s")
+        lines.append(f"the oldest pending transaction is {counts.oldest_pending_s:,.0f} s old")
     if service is None:
         return [*lines, "no daemon processes them"]
     leads = "leads" if service.leader else "waits for the lock of the leader"

@@ -118,7 +118,7 @@ def _fields(answer: Answer) -> Table:
     table.add_row("transaction", record.txid)
     table.add_row("where", "in no block of the chain" if answer.block is None else heading(answer.block))
     if not record.has_record:
-        table.add_row("record", "none: it was never submitted")
+        table.add_row("record", "none: all that is known of it comes from its block")
     for name, label in _SHOWN.items():
         value = getattr(record, name)
         if name == "created_at" and value is not None:

@@ -364,7 +364,7 @@ def build_disabled(token: str | None) -> ASGIApp:
 
 def _at_asset(shot: Snapshot, text: str) -> Listed:
     """Return where the outputs that hold an asset are listed."""
-    asset = asset_of(text)
+    asset = asset_of(text, "unit")
     return shot.listed("asset", asset_key(asset[:POLICY], asset[POLICY:]))
 
 

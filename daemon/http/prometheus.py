@@ -162,7 +162,7 @@ def _daemon(numbers: Numbers | None) -> Iterator[Metric]:
     for field, (name, text) in _COUNTERS.items():
         yield _counter(name, text, "", {} if numbers is None else {"": getattr(numbers, field)})
     pruned = {} if numbers is None else {kind: getattr(numbers, field) for kind, field in _PRUNED.items()}
-    yield _counter("pruned_total", "Data that was pruned because no rollback can restore it.", "kind", pruned)
+    yield _counter("pruned_total", "Data that was pruned because no rollback can need it.", "kind", pruned)
     messages = {} if numbers is None else {**numbers.messages, "unknown": numbers.unknown_messages}
     yield _counter("messages_total", "Received messages.", "type", messages)
     evicted = {} if numbers is None else numbers.evictions.evicted

@@ -130,15 +130,15 @@ def good_cursor() -> Iterator[None]:
         raise Problem(409, "cursor_gone", str(error), "start again without a cursor") from error
 
 
-def asset_of(text: str) -> bytes:
-    """Return the policy and the name of an asset, one after the other."""
+def asset_of(text: str, name: str = "asset") -> bytes:
+    """Return the policy and the name of an asset, one after the other; `name` is that of the parameter."""
     try:
         raw = bytes.fromhex(text) if text.isalnum() and _POLICY_DIGITS <= len(text) <= _UNIT_DIGITS else b""
     except ValueError:
         raw = b""
     if not raw:
-        what = "the hex of a policy id (28 bytes) followed by that of a name (32 at most), as `unit` has it"
-        raise Problem(400, "bad_parameter", f"asset is {text!r}; it is {what}")
+        what = "the hex of a policy id (28 bytes) followed by that of a name (at most 32 bytes)"
+        raise Problem(400, "bad_parameter", f"{name} is {text!r}; it must be {what}")
     return raw
 
 

@@ -63,9 +63,9 @@ class Manager:
         """Take the open tables and the handler.
 
         Nothing is claimed while `available` returns False. `changed` is called once final statuses are written, unless
-        the answer of the database was lost; `storage.untold` has them. `chores` are run first, and then in every scan
-        interval. Attempts have `leave_s` to end when we stop. `numbers` are counted on, if someone else counts too.
-        An exception of any of these callbacks is logged and counted, and the service continues.
+        the answer of the database was lost; `storage.unpublished` has them. `chores` are run first, and then in every
+        scan interval. Attempts have `leave_s` to end when we stop. `numbers` are counted on, if someone else
+        counts too. An exception of any of these callbacks is logged and counted, and the service continues.
 
         Raises:
             ConfigError: the settings are not ones that a configuration file may have.

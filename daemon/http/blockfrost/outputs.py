@@ -88,7 +88,7 @@ class Outputs:
         """Return a page of unspent outputs.
 
         Raises:
-            Refused: 404, no output under this key was ever seen, if it is known.
+            Refused: 404, no output under this key is known.
         """
         asset = None if unit in (None, "lovelace") else b"".join(self.asset(str(unit)))
         walk = shot.walk(where, paging.order, None, asset)
@@ -109,7 +109,7 @@ class Outputs:
         return written
 
     async def seen(self, shot: Snapshot, where: Listed) -> bool:
-        """Return whether an output is known under a key that is unspent or restorable."""
+        """Return whether an output under a key is unspent or restorable."""
         matches = Matches(shot, Wanted(lists=(where,), order="asc"))
         for rows in matches.rows(matches.numbers()):
             if rows:
@@ -122,7 +122,7 @@ class Outputs:
         """Return what everything under a key holds.
 
         Raises:
-            Refused: 404, no output under this key was ever seen, if it is known.
+            Refused: 404, no output under this key is known.
         """
         total = Sum()
         for so_far in shot.balance(where):

@@ -112,7 +112,7 @@ def policy_id(text: str) -> bytes:
     """Return a policy id.
 
     Raises:
-        BadPattern: it is not a pattern.
+        BadPattern: it is not valid.
     """
     return _sized(text, _HASH_BYTES, "a policy id")
 
@@ -121,7 +121,7 @@ def transaction_id(text: str) -> bytes:
     """Return a transaction id.
 
     Raises:
-        BadPattern: it is not a pattern.
+        BadPattern: it is not valid.
     """
     return _sized(text, _ID_BYTES, "a transaction id")
 
@@ -130,7 +130,7 @@ def asset_name(text: str) -> bytes:
     """Return the name of an asset.
 
     Raises:
-        BadPattern: it is not a pattern.
+        BadPattern: it is not valid.
     """
     if not _HEX.fullmatch(text) or len(text) > 2 * _MOST_NAME:
         raise BadPattern(f"{_shown(text)} is not an asset name: at most {2 * _MOST_NAME} hex digits")
@@ -141,7 +141,7 @@ def output_index(text: str) -> int:
     """Return the index of an output.
 
     Raises:
-        BadPattern: it is not a pattern.
+        BadPattern: it is not valid.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST_INDEX):
         raise BadPattern(f"{_shown(text)} is not an output index: a whole number from 0 to {_MOST_INDEX}")
