@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from handlers import json_shape, wire
-from handlers.events import Output, Tx, TxSubmitted
+from handlers.events import Output, TxSubmitted
 from handlers.refusal import Refused
 
 _T = TypeVar("_T")
@@ -25,9 +25,9 @@ MOST = 100_000  # inputs of a submission, and of what else all is examined in on
 LONGEST_JSON = 16 << 20  # bytes of a submission
 _LISTS = "inputs", "collateral", "references", "previous", "datums"
 _LONG_LIST, _HEAD = b"\xdd", 5  # a list's head, with the length in its last four bytes
-_SIZES = {0xDC: 2, 0xDD: 4}  # bytes of the length of a list that is not short
+_LONG_LISTS = (0xDC, 0xDD)
+_SIZES = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # bytes of the length of a list or map that is not short
 _NOTHING = b"\x90"  # a list
-_NONE = msgspec.Raw(_NOTHING)
 _PLACE = re.compile(r"`\$\[(\d+)\]")
 # NOTE: msgspec reports the end of a value only in this error. The tests fail if its wording changes.
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
@@ -40,24 +40,9 @@ class Turn(Protocol):
         """Carry out a step in a turn of its own."""
 
 
-class _BareTx(Tx, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    inputs: msgspec.Raw = _NONE  # type: ignore[assignment]
-    outputs: msgspec.Raw = _NONE  # type: ignore[assignment]
-    collateral: msgspec.Raw = _NONE  # type: ignore[assignment]
-    references: msgspec.Raw = _NONE  # type: ignore[assignment]
-    previous: msgspec.Raw = _NONE  # type: ignore[assignment]
-    datums: msgspec.Raw = _NONE  # type: ignore[assignment]
-
-
-class _Bare(TxSubmitted, frozen=True, kw_only=True, tag="TxSubmitted"):
-    tx: _BareTx
-    input_hashes: msgspec.Raw = _NONE  # type: ignore[assignment]
-
-
 _read_any = msgspec.msgpack.Decoder(msgspec.Raw).decode
 _read_name = msgspec.msgpack.Decoder(str).decode
 _read_txid = msgspec.msgpack.Decoder(bytes).decode
-_read_bare = msgspec.msgpack.Decoder(_Bare).decode
 _read_outputs = msgspec.msgpack.Decoder(list[Output]).decode
 
 
@@ -103,7 +88,8 @@ def find(message: bytes | bytearray, encoding: wire.Encoding) -> Outline | None:
     try:
         if encoding == "json":
             check_json(message)
-            return _of_line(json_shape.read(message))
+            line = json_shape.read(message)
+            return None if line.tx.outputs is msgspec.UNSET else _Line(line)
         for name, at in _fields(message, 0):
             if name == "tx":
                 return _of_frame(message, at)
@@ -168,10 +154,6 @@ class _Line(Outline):
         return event
 
 
-def _of_line(message: Any) -> Outline | None:
-    return None if message.tx.outputs is msgspec.UNSET else _Line(message)
-
-
 class _Frame(Outline):
     """A submission in a frame, of which nothing but its first fields was examined."""
 
@@ -210,10 +192,8 @@ def _of_frame(frame: bytes | bytearray, at: int) -> Outline | None:
         elif name == "outputs":
             outputs = place
         if txid and outputs:
-            size = _SIZES.get(frame[outputs], 0)
-            first = outputs + 1 + size
-            count = int.from_bytes(frame[outputs + 1 : first], "big")
-            return _Frame(frame, txid, count, outputs, first) if size else None
+            count, first = _head(frame, outputs)
+            return _Frame(frame, txid, count, outputs, first) if frame[outputs] in _LONG_LISTS else None
     return None
 
 
@@ -224,12 +204,14 @@ def check_lists(frame: bytes | bytearray) -> None:
         Refused: it has one.
     """
     try:
-        bare = _read_bare(frame)
-    except wire.FAULTS:
+        fields = list(_fields(frame, 0))
+        lists = [(f"$.{name}", at) for name, at in fields if name == "input_hashes"]
+        for tx in [at for name, at in fields if name == "tx"]:
+            lists += [(f"$.tx.{name}", at) for name, at in _fields(frame, tx) if name in _LISTS]
+    except (*wire.FAULTS, IndexError):
         return  # the decoder reports the error
-    lists = {f"$.tx.{name}": getattr(bare.tx, name) for name in _LISTS} | {"$.input_hashes": bare.input_hashes}
-    for place, raw in lists.items():
-        check_count(_count(raw), place)
+    for place, at in lists:
+        check_count(_head(frame, at)[0], place)
 
 
 def check_count(count: int, place: str) -> None:
@@ -259,11 +241,12 @@ def check_json(line: bytes | bytearray) -> None:
 
 
 def _fields(frame: bytes | bytearray, at: int) -> Iterator[tuple[str, int]]:
-    """Yield the names in a map, and where their values begin; nothing of what is no map."""
-    head = frame[at]
-    size = {0xDE: 2, 0xDF: 4}.get(head, 0)
-    count = int.from_bytes(frame[at + 1 : at + 1 + size], "big") if size else head & 0x0F if head & 0xF0 == 0x80 else 0
-    at += 1 + size
+    """Yield the names in a map, and where their values begin.
+
+    Raises:
+        msgspec.DecodeError: it is no map, or ends early; so does IndexError.
+    """
+    count, at = _head(frame, at)
     for _ in range(count):
         value = _end(frame, at)
         yield _read_name(memoryview(frame)[at:value]), value
@@ -285,7 +268,9 @@ def _end(frame: bytes | bytearray, at: int) -> int:
     return len(frame)
 
 
-def _count(raw: msgspec.Raw) -> int:
-    """Return how many entries a list has; 0 if it is short, or none."""
-    head = bytes(memoryview(raw)[:_HEAD])
-    return int.from_bytes(head[1 : 1 + _SIZES.get(head[0], 0)], "big")
+def _head(frame: bytes | bytearray, at: int) -> tuple[int, int]:
+    """Return how many entries a list or a map has, 0 for any other value, and where the first of them begins."""
+    head = frame[at]
+    first = at + 1 + _SIZES.get(head, 0)
+    short = head & 0x0F if head & 0xE0 == 0x80 else 0
+    return int.from_bytes(frame[at + 1 : first], "big") or short, first
