@@ -54,25 +54,20 @@ def acquire(view: TxView, txid: bytes, owner: bytes, records: int, now: float) -
         TxFault: `TX_EXISTS`: another has it.
     """
     held = view.rows.lock(txid)
-    if held is not None and held.expires_at > now and not orphaned(view.transactions, held):
+    if held is not None and not ended(view.transactions, held, now):
         message = f"transaction {txid.hex()} is being created by process {held.process_id} on {held.hostname}"
         raise TxFault("TX_EXISTS", message)
     lock = Lock(owner, now, now + lock_ttl(records), os.getpid(), socket.gethostname(), records)
     view.rows.put_lock(txid, lock)
 
 
-def orphaned(transactions: Transactions, lock: Lock) -> bool:
-    """Return whether a lock's owner has certainly ended.
+def ended(transactions: Transactions, lock: Lock, now: float | None = None) -> bool:
+    """Return whether a lock counts no more: it has expired, or its owner has certainly ended.
 
     It was another process, and one at a time has the store; or it has ended here, and could not give the lock back.
     """
     another = lock.hostname == socket.gethostname() and lock.process_id != os.getpid()
-    return another or lock.owner in transactions.given_up
-
-
-def ended(transactions: Transactions, lock: Lock) -> bool:
-    """Return whether a lock counts no more."""
-    return lock.expires_at <= time() or orphaned(transactions, lock)
+    return lock.expires_at <= (time() if now is None else now) or another or lock.owner in transactions.given_up
 
 
 def release(view: TxView, txid: bytes, owner: bytes) -> bool:
@@ -104,7 +99,6 @@ class Creation:
         self._wanted, self._keeps_loser = event.wanted, event.on_spent == "record"
         self.owner = token_bytes(16)
         self.wrote_master = False
-        self.finished = False
         self._clock, self._created = clock, created
 
     @property
@@ -112,42 +106,38 @@ class Creation:
         """Return how many pages it has."""
         return self.draft.pages + 1
 
-    async def run(self, write: Write, put_blob: Callable[[str, bytes], Awaitable[None]]) -> None:
-        """Carry it out, step by step.
+    async def run(self, write: Write, put_blob: Callable[[str, bytes], Awaitable[None]]) -> bool:
+        """Carry it out, step by step; return False when all is stored, but its flags could not be cleared.
 
         Raises:
             TxFault: `TX_EXISTS`: another call made it, or makes it now; `STORAGE_ERROR`: its blob can't be stored, and
                 there is no record; `PROCESSING`: pages are missing, which the next attempt adds; `UTXO_ERROR`.
         """
+        await self._store(write, self.begin, "the lock")
         try:
-            await write(self.begin)
-        except StoreFull as error:
-            message = f"the lock of transaction {self.tx.txid.hex()} was not stored: {error}"
-            raise TxFault("PROCESSING", message) from error
-        try:
-            await self._store(write, put_blob)
-            await self._finish(write)
+            if self.draft.external and self.tx.raw is not None:
+                await put_blob(blob_name(self.tx.txid, partial=self.draft.partial), self.tx.raw)
+            for number in range(self.records):
+                await self._store(write, partial(self.page, number), f"page {number}")
+            finished = await self._finish(write)
+        except BlobFailed as error:
+            raise TxFault("STORAGE_ERROR", str(error)) from error
         except Overtaken as overtaken:
             raise TxFault("TX_EXISTS", f"transaction {self.tx.txid.hex()} exists: {overtaken}") from overtaken
         finally:
             await self._release(write)
         if not self.wrote_master:
             raise TxFault("TX_EXISTS", f"transaction {self.tx.txid.hex()} exists; it is complete now")
+        return finished
 
-    async def _store(self, write: Write, put_blob: Callable[[str, bytes], Awaitable[None]]) -> None:
-        if self.draft.external and self.tx.raw is not None:
-            try:
-                await put_blob(blob_name(self.tx.txid, partial=self.draft.partial), self.tx.raw)
-            except BlobFailed as error:
-                raise TxFault("STORAGE_ERROR", str(error)) from error
-        for number in range(self.records):
-            try:
-                await write(partial(self.page, number))
-            except StoreFull as error:
-                message = f"page {number} of transaction {self.tx.txid.hex()} was not stored: {error}"
-                raise TxFault("PROCESSING", message) from error
+    async def _store(self, write: Write, step: Callable[[TxView], None], what: str) -> None:
+        try:
+            await write(step)
+        except StoreFull as error:
+            message = f"{what} of transaction {self.tx.txid.hex()} was not stored: {error}"
+            raise TxFault("PROCESSING", message) from error
 
-    async def _finish(self, write: Write) -> None:
+    async def _finish(self, write: Write) -> bool:
         """Clear the flags. A failure leaves a whole transaction that can't be spent yet: the next attempt ends it."""
         try:
             for number in range(1, self.records):
@@ -155,30 +145,27 @@ class Creation:
             await write(self.clear_master)
         except StoreFull as error:
             log.warning("creation_unfinished", txid=self.tx.txid.hex(), error=str(error))
-            return
+            return False
         except TxFault:
             await self._abandon(write)
             raise
-        self.finished = True
+        return True
 
     async def _abandon(self, write: Write) -> None:
         """Remove it page by page, the master last: another has spent one of its inputs meanwhile."""
         try:
             for number in range(self.records - 1, -1, -1):
                 await write(partial(self.remove, number))
-        except (
-            StoreFull
-        ) as error:  # the master is still being created: it can't be spent, and the next attempt continues
+        except StoreFull as error:  # the master is still `creating`: it can't be spent, and the next attempt continues
             log.warning("creation_not_removed", txid=self.tx.txid.hex(), error=str(error))
 
     async def _release(self, write: Write) -> None:
         try:
             await write(self.end)
         except StoreFull as error:  # the created data is kept; the lock remains without effect
-            given_up, now = self.transactions.given_up, self._clock()
-            for owner in [owner for owner, ends in given_up.items() if ends <= now]:
-                del given_up[owner]
-            given_up[self.owner] = now + lock_ttl(self.records)
+            now, given_up = self._clock(), self.transactions.given_up
+            remembered = {owner: ends for owner, ends in given_up.items() if ends > now}
+            self.transactions.given_up = remembered | {self.owner: now + lock_ttl(self.records)}
             log.warning("creation_lock_kept", txid=self.tx.txid.hex(), error=str(error))
 
     # --- steps, each a commit ------------------------------------------------------------------------------------

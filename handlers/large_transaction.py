@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import structlog
 from anyio import CapacityLimiter
 from msgspec import Struct
 
 from handlers import large_submission, orders
 from handlers.chain import Chain
+from handlers.creation import Creation
 from handlers.delivery import Answer, Delivery, acknowledge, refuse
-from handlers.events import TxSubmitted
+from handlers.events import AckStatus, TxSubmitted
 from handlers.eviction import room_for
 from handlers.large_submission import Outline
+from handlers.new_records import draft
 from handlers.refusal import Refusal, Refused, no_room
 from handlers.spending import TxFault
-from handlers.submission import create_large
+from handlers.submission import publish, submit_again
 from handlers.thread import on_thread
 from handlers.transactions import TxView
 from storage.errors import StoreFull
 
 _T = TypeVar("_T")
+log = structlog.get_logger("transactions")
 
 
 class Large(Struct, frozen=True):
@@ -33,7 +37,7 @@ class Large(Struct, frozen=True):
 
 
 async def create(large: Large, chain: Chain, writer: CapacityLimiter) -> list[Answer]:
-    """Create a large transaction, each step a turn of its own; return its answers."""
+    """Create a large transaction, or submit it again, each step a turn of its own; return its answers."""
     delivery, event, seq = large.delivery, large.event, None
     assert chain.tx_blocks is not None
     tx_blocks, transactions, height = chain.tx_blocks, chain.tx_blocks.transactions, chain.height
@@ -47,11 +51,32 @@ async def create(large: Large, chain: Chain, writer: CapacityLimiter) -> list[An
     async def put_blob(name: str, raw: bytes) -> None:
         await on_thread(transactions.blobs.put, name, raw)
 
+    def created(view: TxView, rival: bytes | None) -> None:
+        assert isinstance(event, TxSubmitted)
+        tx_blocks.evictor.look_again(txid for txid, _ in event.tx.inputs)
+        publish(view, tx_blocks, event.tx.txid, rival)
+
+    def submit_existing(view: TxView) -> AckStatus | None:
+        assert isinstance(event, TxSubmitted)
+        held = view.get(event.tx.txid)
+        return None if held is None or held.record.creating else submit_again(view, tx_blocks, event)
+
     try:
         event = await large_submission.whole(event, turn) if isinstance(event, Outline) else event
-        seq = event.seq
+        tx, seq = event.tx, event.seq
         evicted = await room_for(event, tx_blocks.evictor, write)
-        status = await create_large(tx_blocks, event, height, write, put_blob)
+        record = draft(transactions.rules, tx, height, locked=event.locked)
+        try:
+            finished = await Creation(transactions, event, record, created=created).run(write, put_blob)
+        except TxFault as fault:
+            if fault.code != "TX_EXISTS" or (status := await write(submit_existing)) is None:
+                raise
+            return acknowledge(delivery, seq, status, chain.tip, evicted=evicted)
+        if not finished:
+            unfinished = "it is stored completely, but its outputs cannot be spent yet: send it again"
+            return refuse(delivery, seq, Refusal("store_full", unfinished, retryable=True))
+        log.info("large_transaction_created", txid=tx.txid.hex(), outputs=len(tx.outputs))
+        return acknowledge(delivery, seq, "accepted", chain.tip, evicted=evicted)
     except Refused as refused:
         return refuse(delivery, delivery.seq(), refused.refusal)
     except TxFault as fault:
@@ -62,7 +87,3 @@ async def create(large: Large, chain: Chain, writer: CapacityLimiter) -> list[An
         transactions.on_their_way.discard(large.txid)
         if isinstance(event, TxSubmitted):
             await large_submission.free(event.tx.outputs, turn)
-    if status is None:
-        unfinished = "it is stored completely, but its outputs cannot be spent yet: send it again"
-        return refuse(delivery, seq, Refusal("store_full", unfinished, retryable=True))
-    return acknowledge(delivery, seq, status, chain.tip, evicted=evicted)

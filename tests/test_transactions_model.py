@@ -345,7 +345,7 @@ class Scenario(RuleBasedStateMachine):
         late = self.faults(tx.txid, tx.inputs, self.height + 1, unborn=True)
         code: str | None = None
         try:
-            asyncio.run(creation.run(write_step, put_blob))
+            finished = asyncio.run(creation.run(write_step, put_blob))
         except Crash:
             code = "CRASH"
         except TxFault as fault:
@@ -364,7 +364,7 @@ class Scenario(RuleBasedStateMachine):
             self.known[tx.txid].creating = False
             self.take(tx.txid, tx.inputs, self.height + 1)
             MET.update({"finished by a retry"} if before else ())
-        if code == "CRASH" or (code is None and not creation.finished):
+        if code == "CRASH" or (code is None and not finished):
             MET.update({"interrupted"} if tx.txid in self.known and self.known[tx.txid].creating else ())
         if stop < 0:
             assert code == ("UTXO_ERROR" if refused or late else "TX_EXISTS" if before else None)
