@@ -9,13 +9,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import structlog
-from anyio import CancelScope, CapacityLimiter, Lock, to_thread
+from anyio import CancelScope, CapacityLimiter, to_thread
 
-from config.settings import Config
+from config.settings import Config, Recovery
 from daemon.connection import Hub
 from daemon.final_statuses import FinalStatusReporter
 from daemon.store import store_id
@@ -23,17 +23,17 @@ from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
 from feeds.bitcoin.jsonrpc import Node
 from handlers.events import BlockCommitted, RolledBack, TxStatusChanged
 from handlers.recovery.chores import Healing, withdraw_discarded
-from handlers.recovery.finality import Breaker, FinalityHandler, NodeFinality, Pending, SourceAway, State, Unknown
+from handlers.recovery.finality import ChainFinality, Finality, Source, SourceAway
 from handlers.recovery.following import Follower
 from handlers.recovery.manager import Manager
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler
 from handlers.recovery.own import InTurn
-from handlers.recovery.records import Records
-from handlers.recovery.survey import Survey, Turn
+from handlers.recovery.records import Mined, Pending, Records, State, Unknown
+from handlers.recovery.survey import Survey
 from handlers.transactions import TxView
 from handlers.utxo import Turns
-from storage.errors import PackageMissing, StoreError
+from storage.errors import PackageMissing
 from storage.recovery.rows import StoreAway
 from storage.recovery.tables import Storage
 
@@ -47,6 +47,7 @@ _LONGEST_PATIENCE_S = 600.0
 _FAR_BEHIND = 1  # blocks: if farther behind, it proves nothing that a transaction is unknown here
 _LONGEST_ANSWER = 64 << 20  # bytes of a node's
 _RPC_PORT = 8332
+_NO_SUCH_TRANSACTION = -5  # of Bitcoin's RPC
 
 
 def enabled(config: Config) -> bool:
@@ -82,56 +83,38 @@ def _name_of_log(config: Config) -> str:
     return f"{config.recovery.instance_id or socket.gethostname()}/{store_id(config)}"
 
 
-class _Question:
-    """One query of an attempt."""
+class NodeFinality:
+    """A node of Bitcoin's family. It finds mined transactions of others only with its own index (`txindex=1`)."""
 
-    def __init__(self, txid: bytes) -> None:
-        self.txid = txid
-        self.answer: State | StoreError | None = None
+    def __init__(self, node: Node) -> None:
+        self.name, self._node = f"node {node.name}", node
 
-
-class ChainFinality:
-    """The daemon's own stores as a source. Queries that arrive while the writer is busy share one turn."""
-
-    name = "chain"
-
-    def __init__(self, records: Records, turn: Turn, caught_up: Callable[[], bool]) -> None:
-        """Take the stores, the function that runs work on the writer's thread, and whether the chain is at the tip."""
-        self._records, self._turn, self._caught_up = records, turn, caught_up
-        self._questions: list[_Question] = []
-        self._lock = Lock()
+    async def _call(self, method: str, *parameters: object) -> dict[str, Any]:
+        """Return a result; an empty one if the node does not have the transaction."""
+        try:
+            result = await self._node.call(method, *parameters)
+        except RpcError as error:
+            if error.code == _NO_SUCH_TRANSACTION:
+                return {}
+            raise
+        except (NodeAway, NodeError) as error:
+            raise SourceAway(str(error)) from error
+        return result if isinstance(result, dict) else {}
 
     async def state_of(self, txid: bytes) -> State:
-        """See `Finality`. That the daemon has a transaction proves nothing: only a block shows that it was mined."""
-        question = _Question(txid)
-        self._questions.append(question)
-        async with self._lock:
-            if question.answer is None:
-                await self._answer()
-        match question.answer:
-            case StoreError():
-                raise SourceAway(str(question.answer))
-            case Pending():
-                return Unknown(held=True)
-            case state:
-                assert state is not None
-                return state
-
-    async def _answer(self) -> None:
-        """Answer the queries that have arrived; if this is cancelled, the next call does."""
-        questions = list(self._questions)
-        answers: Sequence[State | StoreError]
-        try:
-            answers = await self._turn(partial(self._records.states, [question.txid for question in questions]))
-        except StoreError as error:
-            answers = [error] * len(questions)
-        for question, answer in zip(questions, answers, strict=True):
-            question.answer = answer
-        del self._questions[: len(questions)]
+        """See `Finality`. A transaction in a block that is not of the best chain is not mined yet again."""
+        found = await self._call("getrawtransaction", txid.hex(), True)
+        if "blockhash" not in found:
+            return Pending() if found else Unknown()
+        header = await self._call("getblockheader", found["blockhash"])
+        depth = int(header.get("confirmations", -1))
+        return Mined(int(header["height"]), depth) if depth > 0 else Pending()
 
     async def caught_up(self) -> bool:
         """See `Finality`."""
-        return self._caught_up()
+        info = await self._call("getblockchaininfo")
+        synced = "blocks" in info and info["blocks"] == info.get("headers")
+        return synced and not info.get("initialblockdownload", False)
 
 
 async def recover_along(
@@ -155,12 +138,21 @@ async def recover_along(
             return False
         return network is None or network - tip() <= behind
 
+    def patience() -> float:
+        """Return how long waiting rows are left alone: commits wake them anyway, an attempt is for missed facts."""
+        return min(numbers.backlog["pending"] / _ATTEMPTS_A_SECOND, _LONGEST_PATIENCE_S)
+
+    def write(step: Callable[[TxView], T]) -> Awaitable[T]:
+        return turn(partial(turns.chain.write_alone, step))
+
+    async def circuits() -> None:
+        numbers.circuits = {source.name: source.circuit for source in sources}
+
     storage, numbers = open_storage(config, reporter=_name_of_log(config)), Numbers()
-    moved = hub.bus.wakeup(TxStatusChanged, BlockCommitted, RolledBack)
     reporter = FinalStatusReporter(storage, changes, hub.bus.publish, writer, tip)
+    finalities: list[Finality] = [ChainFinality(records, turn, caught_up), *_node(settings)]
+    sources = [Source(finality, settings.confirmations, patience) for finality in finalities]
     alone = settings.store == "sqlite" and settings.node_url is None  # no other instance can have confirmed a row
-    sources = [Breaker(ChainFinality(records, turn, caught_up)), *_node(config)]
-    handler = FinalityHandler(sources, settings.confirmations, patience=lambda: _patience(manager))
     follower = Follower(
         storage,
         changes,
@@ -168,28 +160,22 @@ async def recover_along(
         turn,
         Survey(storage, records, store, turn, settings),
         settings,
-        wait_for_facts=moved.wait,
+        wait_for_facts=hub.bus.wakeup(TxStatusChanged, BlockCommitted, RolledBack).wait,
         decides=lambda: alone or caught_up(0),
         tip=tip,
         wrote=reporter.notify,
     )
-
-    def write(step: Callable[[TxView], T]) -> Awaitable[T]:
-        return turn(partial(turns.chain.write_alone, step))
-
-    healing = Healing(records, turn, write, changes.record, hub.bus.publish, tip)
-    withdrawing = partial(withdraw_discarded, storage, store, write, tx_blocks, hub.bus.publish)
-
-    async def circuits() -> None:
-        numbers.circuits = {source.name: source.circuit for source in sources}
-
     manager = Manager(
         storage,
-        InTurn([*own, handler]) if own else handler,
+        InTurn([*own, *sources]),
         settings,
-        available=lambda: bool(own) or handler.available(),
+        available=lambda: bool(own) or any(source.circuit != "open" for source in sources),
         changed=reporter.notify,
-        chores=[circuits, healing, withdrawing],
+        chores=[
+            circuits,
+            Healing(records, turn, write, changes.record, hub.bus.publish, tip),
+            partial(withdraw_discarded, storage, store, write, tx_blocks, hub.bus.publish),
+        ],
         numbers=numbers,
     )
     hub.numbers.recovery = numbers
@@ -210,19 +196,12 @@ async def recover_along(
                     await storage.close()
 
 
-def _patience(manager: Manager) -> float:
-    """Return how long waiting rows are left alone: commits wake them anyway, an attempt is for missed facts."""
-    return min(manager.numbers.backlog["pending"] / _ATTEMPTS_A_SECOND, _LONGEST_PATIENCE_S)
-
-
-def _node(config: Config) -> list[Breaker]:
-    """Return the client of the upstream node, if one is configured."""
-    settings = config.recovery
+def _node(settings: Recovery) -> list[NodeFinality]:
+    """Return the upstream node, if one is configured."""
     if settings.node_url is None:
         return []
     address, in_url = read_url(settings.node_url, _RPC_PORT)
-    node = Node(address, Login(in_url, settings.node_cookie), longest=_LONGEST_ANSWER)
-    return [Breaker(NodeFinality(node, refused=RpcError, away=(NodeAway, NodeError)))]
+    return [NodeFinality(Node(address, Login(in_url, settings.node_cookie), longest=_LONGEST_ANSWER))]
 
 
 async def _opened(storage: Storage) -> None:

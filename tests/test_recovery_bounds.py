@@ -17,8 +17,7 @@ from test_recovery_daemon import output_of
 
 import handlers.recovery.chores
 from handlers.recovery.chores import forget
-from handlers.recovery.finality import Pending, State, Unknown
-from handlers.recovery.records import Waiting
+from handlers.recovery.records import Pending, State, Unknown, Waiting
 from handlers.recovery.survey import Survey
 from storage.recovery.rows import FINAL
 from storage.recovery.tables import Storage
@@ -99,8 +98,8 @@ async def test_final_rows_leave_by_age_and_by_number(storage: Storage, monkeypat
 @pytest.mark.anyio
 async def test_a_survey_keeps_some_rows_of_unknown_transactions(lab: Lab) -> None:
     class NoRecords:
-        def waiting(self, _: Any) -> Waiting:
-            return Waiting([tx(0)], [], [], None)
+        def waiting(self, _: Any) -> tuple[list[Waiting], None]:
+            return [(tx(0), "whole")], None
 
         def states(self, txids: list[bytes]) -> list[State]:
             return [Pending() if txid == tx(0) else Unknown() for txid in txids]

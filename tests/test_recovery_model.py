@@ -32,8 +32,7 @@ from daemon.connection import Hub
 from daemon.recovery import open_storage, recover_along
 from daemon.store import folder, open_chain
 from handlers.events import Welcome
-from handlers.recovery.finality import Conflicting, Mined, Pending
-from handlers.recovery.records import Records
+from handlers.recovery.records import Conflicting, Mined, Pending, Records
 from handlers.utxo import Turns
 from storage.disk import Disk
 from storage.recovery.rows import Row, StoreAway

@@ -13,10 +13,12 @@ from recovering import Lab, tx
 
 from config.settings import Recovery
 from handlers.events import Point, RolledBack
-from handlers.recovery.finality import Breaker, SourceAway, State
+from handlers.recovery.finality import Source, SourceAway
 from handlers.recovery.following import changes_of
 from handlers.recovery.holding import Holding
 from handlers.recovery.numbers import Numbers
+from handlers.recovery.outcome import Transient
+from handlers.recovery.records import State
 from handlers.recovery.settling import Settler
 from storage.recovery.rows import Claim, Cursor, Settlement
 
@@ -78,11 +80,10 @@ async def test_one_caller_queries_a_source_that_may_be_down() -> None:
         async def caught_up(self) -> bool:
             return True
 
-    breaker = Breaker(Down(), threshold=1, clock=lambda: now)
+    source = Source(Down(), 6, threshold=1, clock=lambda: now)
 
     async def ask(n: int) -> None:
-        with pytest.raises(SourceAway):
-            await breaker.state_of(tx(n))
+        assert isinstance(await source.recover(tx(n)), Transient)
 
     answer.set()
     await ask(0)

@@ -34,21 +34,13 @@ from recovering import (
     wake,
 )
 
-from daemon.recovery import ChainFinality
-from feeds.bitcoin.access import Address, Login, NodeAway, NodeError, RpcError
+from daemon.recovery import NodeFinality
+from feeds.bitcoin.access import Address, Login, RpcError
 from feeds.bitcoin.jsonrpc import Node
-from handlers.recovery.finality import (
-    Breaker,
-    Conflicting,
-    FinalityHandler,
-    Mined,
-    NodeFinality,
-    Pending,
-    SourceAway,
-    State,
-    Unknown,
-)
+from handlers.recovery.finality import ChainFinality, Source, SourceAway
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
+from handlers.recovery.own import InTurn
+from handlers.recovery.records import CONFLICTING, Conflicting, Mined, Pending, State, Unknown
 from handlers.recovery.rules import pause, settle
 from storage.errors import StoreError
 from storage.recovery.rows import Claim
@@ -62,7 +54,7 @@ async def old(storage: Storage, *numbers: int) -> None:
     await storage.add([tx(n) for n in numbers], 30.0, HOUR)
 
 
-class Source:
+class Fixed:
     """A source of finality: what it says, whether it is there, whether it has caught up."""
 
     def __init__(self, state: State | None = None, name: str = "told") -> None:
@@ -181,11 +173,11 @@ async def test_the_server_ends_the_session_of_a_silent_leader(pg_lab: Lab) -> No
 
 async def test_an_outage_burns_no_attempts(on_sqlite: Storage) -> None:
     await old(on_sqlite, *range(50))
-    source = Source(None)
-    breaker = Breaker(source, threshold=3, base_s=0.3)
-    handler = FinalityHandler([breaker], 6)
-    async with managing(on_sqlite, handler, max_attempts=1, available=handler.available, batch_size=10) as manager:
-        await until(lambda: breaker.circuit == "open")
+    source = Fixed(None)
+    handler = Source(source, 6, threshold=3, base_s=0.3)
+    available = lambda: handler.circuit != "open"  # noqa: E731
+    async with managing(on_sqlite, handler, max_attempts=1, available=available, batch_size=10) as manager:
+        await until(lambda: handler.circuit == "open")
         claims = manager.numbers.claims
         await asyncio.sleep(0.1)
         assert manager.numbers.claims <= claims + 20
@@ -195,7 +187,7 @@ async def test_an_outage_burns_no_attempts(on_sqlite: Storage) -> None:
         assert {(row.attempts, row.failures, len(row.history)) for row in rows} == {(0, 0, 0)}
         source.state = Mined(1, 6)
         await until(lambda: manager.numbers.settled["confirmed"] == 50)
-        assert breaker.circuit == "closed"
+        assert handler.circuit == "closed"
 
 
 async def test_a_busy_transaction_is_not_attempted_before_its_time(on_sqlite: Storage, sqlite_lab: Lab) -> None:
@@ -309,7 +301,7 @@ async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
         ([Mined(7, 6)], Valid("mined at height 7")),
         ([Mined(7, 5)], Busy("mined at height 7, 5 of 6 blocks deep")),
         ([Pending()], Busy("is not mined yet")),
-        ([Conflicting("why")], Invalid("why")),
+        ([Conflicting()], Invalid(CONFLICTING)),
         ([Unknown()], NotFound()),
         ([None], Transient("0 is down", counts=False)),
         ([None, Mined(7, 6)], Valid("mined at height 7")),
@@ -319,18 +311,18 @@ async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
         ([Unknown(), Pending()], Busy("is not mined yet")),
         ([Pending(), Mined(7, 6)], Valid("mined at height 7")),
         ([Mined(7, 6), Conflicting()], Valid("mined at height 7")),
-        ([Conflicting("why"), Mined(7, 6)], Invalid("why")),
+        ([Conflicting(), Mined(7, 6)], Invalid(CONFLICTING)),
         ([], NotFound()),
     ],
 )
 async def test_the_combined_answer_of_several_sources(states: list[State | None], outcome: Outcome) -> None:
-    handler = FinalityHandler([Breaker(Source(state, f"{n}")) for n, state in enumerate(states)], 6)
+    handler = InTurn([Source(Fixed(state, f"{n}"), 6) for n, state in enumerate(states)])
     assert await handler.recover(tx(1)) == outcome
 
 
 async def test_queries_to_the_chain_while_the_writer_is_busy_share_a_turn() -> None:
     """That we hold a transaction says nothing: only a block shows that the network has it."""
-    found: dict[bytes, State] = {tx(1): Mined(7, 3), tx(2): Pending(), tx(3): Unknown(), tx(4): Conflicting("lost")}
+    found: dict[bytes, State] = {tx(1): Mined(7, 3), tx(2): Pending(), tx(3): Unknown(), tx(4): Conflicting()}
     turns, broken = list[int](), list[StoreError]()
 
     def states(txids: list[bytes]) -> list[State]:
@@ -344,7 +336,7 @@ async def test_queries_to_the_chain_while_the_writer_is_busy_share_a_turn() -> N
         return work()
 
     chain = ChainFinality(cast("Any", SimpleNamespace(states=states)), cast("Any", turn), lambda: True)
-    expected = [Mined(7, 3), Unknown(held=True), Unknown(), Conflicting("lost")]
+    expected = [Mined(7, 3), Unknown(held=True), Unknown(), Conflicting()]
     assert await asyncio.gather(*map(chain.state_of, found)) == expected
     assert turns == [4]
     broken.append(StoreError("the disk is away"))
@@ -361,9 +353,9 @@ async def test_queries_to_the_chain_while_the_writer_is_busy_share_a_turn() -> N
 
 async def test_a_held_transaction_is_an_orphan_when_no_other_source_has_it() -> None:
     """Once who is asked has caught up with the chain, and not before."""
-    ours, node = Source(Unknown(held=True), "chain"), Source(Unknown(), "node")
+    ours, node = Fixed(Unknown(held=True), "chain"), Fixed(Unknown(), "node")
     ours.ready = False
-    handler = FinalityHandler([Breaker(ours), Breaker(node)], 6)
+    handler = InTurn([Source(ours, 6), Source(node, 6)])
     assert await handler.recover(tx(1)) == Busy("is not mined yet")
     ours.ready = True
     assert await handler.recover(tx(1)) == NotFound()
@@ -375,15 +367,11 @@ async def test_a_held_transaction_is_an_orphan_when_no_other_source_has_it() -> 
 
 async def test_a_circuit_opens_probes_and_closes() -> None:
     now = 0.0
-    source = Source(None)
-    breaker = Breaker(source, threshold=3, base_s=10.0, cap_s=20.0, clock=lambda: now)
+    source = Fixed(None)
+    breaker = Source(source, 6, threshold=3, base_s=10.0, cap_s=20.0, clock=lambda: now)
 
     async def ask() -> bool:
-        try:
-            await breaker.state_of(tx(1))
-        except SourceAway:
-            return False
-        return True
+        return not isinstance(await breaker.recover(tx(1)), Transient)
 
     for n in range(3):
         assert (breaker.circuit, source.requests) == ("closed", n)
@@ -438,7 +426,7 @@ async def test_a_node_over_its_rpc() -> None:
     there = Explorer()
     with serving(cast("FakeNode", there)) as server:
         node = Node(Address("127.0.0.1", server.port, "/", False), Login(LOGIN), longest=1 << 20, timeout_s=2.0)
-        source = NodeFinality(node, refused=RpcError, away=(NodeAway, NodeError))
+        source = NodeFinality(node)
         try:
             assert await source.state_of(tx(1)) == Unknown()
             there.mempool.add(tx(1).hex())
@@ -446,16 +434,14 @@ async def test_a_node_over_its_rpc() -> None:
             there.mempool.clear()
             there.mined[tx(1).hex()] = 95
             assert await source.state_of(tx(1)) == Mined(95, 6)
-            assert await FinalityHandler([Breaker(source)], 6).recover(tx(1)) == Valid("mined at height 95")
-            assert await FinalityHandler([Breaker(source)], 7).recover(tx(1)) == Busy(
-                "mined at height 95, 6 of 7 blocks deep"
-            )
+            assert await Source(source, 6).recover(tx(1)) == Valid("mined at height 95")
+            assert await Source(source, 7).recover(tx(1)) == Busy("mined at height 95, 6 of 7 blocks deep")
             there.stale.add(95)
             assert await source.state_of(tx(1)) == Pending()
             assert await source.caught_up()
             there.headers = 105
             assert not await source.caught_up()
-            assert await FinalityHandler([Breaker(source)], 6).recover(tx(2)) == NotFound(caught_up=False)
+            assert await Source(source, 6).recover(tx(2)) == NotFound(caught_up=False)
             there.says = Fault(-28, "Loading block index")
             with pytest.raises(SourceAway):
                 await source.state_of(tx(1))

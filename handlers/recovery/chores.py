@@ -13,8 +13,7 @@ from config.settings import Recovery
 from handlers.causes import Submitted
 from handlers.events import TxStatusChanged
 from handlers.orders import withdraw
-from handlers.recovery.records import Records
-from handlers.recovery.survey import Turn, all_of, waiting
+from handlers.recovery.records import Records, Turn, walk
 from handlers.spending import TxFault
 from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
@@ -59,9 +58,10 @@ class Healing:
         now = monotonic()
         if now - self._done < _HEAL_S:
             return
-        half_made = (await waiting(self._records, self._turn)).half_made
+        waiting = await walk(self._turn, self._records.waiting)
+        half_made = [txid for txid, kind in waiting if kind == "half-made"]
         if now - self._walked >= _WALK_S:
-            half_made += await all_of(self._turn, self._records.locked)
+            half_made += await walk(self._turn, self._records.locked)
             self._walked = now
         for txid in half_made:
             try:

@@ -1,49 +1,23 @@
-"""Sources of the status of a transaction, and the handler that queries them."""
+"""Sources of the status of a transaction, and the handler that queries one of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import uniform
 from time import monotonic
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import structlog
-from msgspec import Struct
+from anyio import Lock
 
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Transient, Valid
+from handlers.recovery.records import CONFLICTING, Conflicting, Mined, Pending, Records, State, Turn, Unknown
 from handlers.recovery.rules import pause
+from storage.errors import StoreError
 
-T = TypeVar("T")
 log = structlog.get_logger("recovery")
-
-_NO_SUCH_TRANSACTION = -5  # of Bitcoin's RPC
-
-
-class Unknown(Struct, frozen=True):
-    """This source has not received it from the network; `held` if it has been given the transaction itself."""
-
-    held: bool = False
-
-
-class Pending(Struct, frozen=True):
-    """It is not mined yet."""
-
-
-class Mined(Struct, frozen=True):
-    """It is in a block of the best chain; the block at the tip has depth 1."""
-
-    height: int
-    depth: int
-
-
-class Conflicting(Struct, frozen=True):
-    """Another transaction has replaced it permanently."""
-
-    reason: str = "another transaction spends its inputs"
-
-
-State = Unknown | Pending | Mined | Conflicting
 
 
 class SourceAway(Exception):
@@ -73,22 +47,27 @@ class Finality(Protocol):
 Circuit = Literal["closed", "open", "half_open"]
 
 
-class Breaker:
-    """A circuit breaker: after some failures in a row a source is not queried, then by one attempt first."""
+class Source:
+    """The handler for one source. A circuit breaker: after some failures in a row one attempt queries it first."""
 
     def __init__(
         self,
-        source: Finality,
+        finality: Finality,
+        confirmations: int,
+        patience: Callable[[], float] = lambda: 0.0,
         *,
         threshold: int = 5,
         base_s: float = 1.0,
         cap_s: float = 60.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Guard a source; the pauses double from `base_s` to `cap_s`, with jitter."""
-        self.name = source.name
-        self._source, self._threshold, self._clock = source, threshold, clock
-        self._base_s, self._cap_s = base_s, cap_s
+        """Query `finality`. `patience` returns the pause of an unmined transaction.
+
+        After `threshold` failures the source is left alone; the pauses double from `base_s` to `cap_s`, with jitter.
+        """
+        self.name = finality.name
+        self._finality, self._confirmations, self._patience = finality, confirmations, patience
+        self._threshold, self._base_s, self._cap_s, self._clock = threshold, base_s, cap_s, clock
         self._failures = 0
         self._openings = 0
         self._closed_until = -math.inf
@@ -101,31 +80,40 @@ class Breaker:
             return "closed"
         return "open" if self._probing or self._clock() < self._closed_until else "half_open"
 
-    async def state_of(self, txid: bytes) -> State:
-        """Query the source, unless its circuit is open. See `Finality`."""
-        return await self._ask(lambda: self._source.state_of(txid))
-
-    async def caught_up(self) -> bool:
-        """Query the source, unless its circuit is open. See `Finality`."""
-        return await self._ask(self._source.caught_up)
-
-    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:
+    async def recover(self, txid: bytes) -> Outcome:
+        """See `Handler`."""
         circuit = self.circuit
         if circuit == "open":
-            raise SourceAway(f"{self.name} is not queried for some time: it failed {self._failures} times in a row")
+            why = f"{self.name} is not queried for some time: it failed {self._failures} times in a row"
+            return Transient(why, counts=False)
         probing = circuit == "half_open"
         self._probing = self._probing or probing
         try:
-            answer = await question()
+            outcome = await self._query(txid)
         except SourceAway as away:
             self._failed(str(away))
-            raise
+            return Transient(str(away), counts=False)
         finally:
             self._probing = self._probing and not probing
         if self._failures >= self._threshold:
             log.info("source_back", source=self.name)
         self._failures = self._openings = 0
-        return answer
+        return outcome
+
+    async def _query(self, txid: bytes) -> Outcome:
+        match await self._finality.state_of(txid):
+            case Mined(height, depth) if depth >= self._confirmations:
+                return Valid(f"mined at height {height}")
+            case Mined(height, depth):
+                reason = f"mined at height {height}, {depth} of {self._confirmations} blocks deep"
+                return Busy(reason, self._patience())
+            case Conflicting():
+                return Invalid(CONFLICTING)
+            case Unknown(held):
+                caught_up = await self._finality.caught_up()
+                if caught_up or not held:
+                    return NotFound(caught_up, patience_s=self._patience())
+        return Busy("is not mined yet", self._patience())
 
     def _failed(self, why: str) -> None:
         self._failures += 1
@@ -136,96 +124,40 @@ class Breaker:
             log.warning("source_away", source=self.name, failures=self._failures, why=why)
 
 
-class FinalityHandler:
-    """The handler of the daemon: queries the sources in order until one is sure."""
+class _Together:
+    """Queries that share a turn."""
 
-    def __init__(
-        self, sources: Sequence[Breaker], confirmations: int, patience: Callable[[], float] = lambda: 0.0
-    ) -> None:
-        """Use these sources, in order of precedence. `patience` returns the pause of an unmined transaction."""
-        self.sources, self._patience = sources, patience
-        self._confirmations = confirmations
-
-    def available(self) -> bool:
-        """Return whether a source can be queried. Otherwise nothing needs to be claimed."""
-        return any(source.circuit != "open" for source in self.sources)
-
-    async def recover(self, txid: bytes) -> Outcome:
-        """See `Handler`."""
-        away: list[str] = []
-        nearest: Busy | None = None
-        caught_up, held = True, False
-        for source in self.sources:
-            try:
-                state = await source.state_of(txid)
-                if isinstance(state, Unknown):
-                    caught_up = caught_up and await source.caught_up()
-            except SourceAway as error:
-                away.append(str(error))
-                continue
-            match state:
-                case Mined(height, depth) if depth >= self._confirmations:
-                    return Valid(f"mined at height {height}")
-                case Conflicting(reason):
-                    return Invalid(reason)
-                case Mined(height, depth):
-                    reason = f"mined at height {height}, {depth} of {self._confirmations} blocks deep"
-                    nearest = Busy(reason, self._patience())
-                case Pending():
-                    nearest = nearest or Busy("is not mined yet", self._patience())
-                case Unknown():
-                    held = held or state.held
-        if nearest is not None:
-            return nearest
-        if away:
-            return Transient("; ".join(away), counts=False)
-        if held and not caught_up:
-            return Busy("is not mined yet", self._patience())
-        return NotFound(caught_up, patience_s=self._patience())
+    def __init__(self) -> None:
+        self.txids = list[bytes]()
+        self.states: Sequence[State] | None = None
 
 
-class Rpc(Protocol):
-    """A node's JSON-RPC."""
+class ChainFinality:
+    """The daemon's own stores. Queries that arrive while the writer is busy share one turn."""
 
-    name: str
+    name = "chain"
 
-    async def call(self, method: str, *parameters: object) -> Any:
-        """Return the result of one call."""
-
-
-class NodeFinality:
-    """A node of Bitcoin's family. It finds mined transactions of others only with its own index (`txindex=1`)."""
-
-    def __init__(self, node: Rpc, *, refused: type[Exception], away: tuple[type[Exception], ...]) -> None:
-        """Take a node, and what its calls raise: `refused`, with a `code`, is an answer, `away` is none."""
-        self.name = f"node {node.name}"
-        self._node, self._refused, self._away = node, refused, away
-
-    async def _call(self, method: str, *parameters: object) -> Any:
-        """Return a result, or None if the node does not have the transaction."""
-        try:
-            return await self._node.call(method, *parameters)
-        except self._refused as error:
-            if getattr(error, "code", None) == _NO_SUCH_TRANSACTION:
-                return None
-            raise
-        except self._away as error:
-            raise SourceAway(str(error)) from error
+    def __init__(self, records: Records, turn: Turn, caught_up: Callable[[], bool]) -> None:
+        """Take the stores, the function that runs work on the writer's thread, and whether the chain is at the tip."""
+        self._records, self._turn, self._caught_up = records, turn, caught_up
+        self._next = _Together()
+        self._lock = Lock()
 
     async def state_of(self, txid: bytes) -> State:
-        """See `Finality`. A transaction in a block that is not of the best chain is not mined yet again."""
-        found = await self._call("getrawtransaction", txid.hex(), True)
-        if not isinstance(found, dict):
-            return Unknown()
-        if "blockhash" not in found:
-            return Pending()
-        header = await self._call("getblockheader", found["blockhash"])
-        depth = header.get("confirmations", -1) if isinstance(header, dict) else -1
-        return Mined(int(header["height"]), int(depth)) if depth > 0 else Pending()
+        """See `Finality`. That the daemon has a transaction proves nothing: only a block shows that it was mined."""
+        queries = self._next
+        at = len(queries.txids)
+        queries.txids.append(txid)
+        async with self._lock:
+            if queries.states is None:  # also if the caller that began it was cancelled
+                self._next = _Together()
+                try:
+                    queries.states = await self._turn(partial(self._records.states, queries.txids))
+                except StoreError as error:
+                    raise SourceAway(str(error)) from error
+        state = queries.states[at]
+        return Unknown(held=True) if isinstance(state, Pending) else state
 
     async def caught_up(self) -> bool:
         """See `Finality`."""
-        info = await self._call("getblockchaininfo")
-        if not isinstance(info, dict):
-            return False
-        return info.get("blocks") == info.get("headers") and not info.get("initialblockdownload", False)
+        return self._caught_up()

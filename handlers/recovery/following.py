@@ -6,8 +6,7 @@ answer the log is read on from the cursor. Where that is not possible, a survey 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -20,7 +19,8 @@ from msgspec import Struct, field, structs
 from config.settings import Recovery
 from handlers.change_log import ChangeLog, Gone, NotYet, read
 from handlers.events import BlockCommitted, Fact, RolledBack, TxStatusChanged
-from handlers.recovery.survey import CONFLICTING, GIVEN_UP, HAS_IT, WAITS, Survey, Turn, parts
+from handlers.recovery.records import CONFLICTING, Turn
+from handlers.recovery.survey import GIVEN_UP, HAS_IT, WAITS, Survey
 from handlers.states import BY_FACT
 from storage.change_log import read_row
 from storage.recovery.rows import FINAL, Cursor, Status, StoreAway
@@ -36,6 +36,7 @@ _HIGHEST = (1 << 63) - 1  # that a database can keep
 BACK = "its block was rolled back"
 
 NewState = int | Literal["waits", "lost", "gone"]  # a number is the height at which it is mined
+_UNMINED: tuple[NewState, ...] = ("waits", "lost", "gone")
 
 
 class Changes(Struct):
@@ -182,30 +183,24 @@ class Follower:
 
     async def _rows(self, verbs: Verbs, found: Changes) -> None:
         """Write what happened to transactions. Each gets a row, if its submission could not make one."""
-        by_state = defaultdict[str, list[bytes]](list)
-        for txid, last in sorted(found.last.items()):
-            by_state["mined" if isinstance(last, int) else last].append(txid)
-        await self._pending(verbs, sorted(found.back.difference(by_state["gone"])), BACK, FINAL)
+        mined = {txid: last for txid, last in found.last.items() if isinstance(last, int)}
+        waits, lost, gone = ({txid for txid, last in found.last.items() if last == state} for state in _UNMINED)
+        await self._pending(verbs, found.back - gone, BACK, FINAL)
         # A confirmed row stays: another instance, which is further ahead, may have confirmed it.
-        await self._pending(verbs, [txid for txid in by_state["waits"] if txid not in found.back], WAITS, GIVEN_UP)
-        for some in parts(by_state["mined"]):
-            if await verbs.add(some, self._ttl_s) < len(some):
-                await verbs.reopen(some, HAS_IT, GIVEN_UP)
-            await verbs.mine(self._store, {txid: int(found.last[txid]) for txid in some})
-        for some in parts(by_state["waits"] + by_state["lost"] + by_state["gone"]):
-            await verbs.unmine(self._store, some)
-        for some in parts(by_state["lost"]):
-            await verbs.add(some, self._ttl_s)
-            await verbs.conclude(some, "deleted", CONFLICTING)
-        for some in parts(by_state["gone"]):
-            await verbs.drop(some)
+        await self._pending(verbs, waits - found.back, WAITS, GIVEN_UP)
+        if await verbs.add(mined, self._ttl_s) < len(mined):
+            await verbs.reopen(mined, HAS_IT, GIVEN_UP)
+        await verbs.mine(self._store, mined)
+        await verbs.unmine(self._store, waits | lost | gone)
+        await verbs.add(lost, self._ttl_s)
+        await verbs.conclude(lost, "deleted", CONFLICTING)
+        await verbs.drop(gone)
 
-    async def _pending(self, verbs: Verbs, txids: list[bytes], why: str, statuses: Sequence[Status]) -> None:
+    async def _pending(self, verbs: Verbs, txids: Set[bytes], why: str, statuses: Sequence[Status]) -> None:
         """Make rows, or make those pending again that have one of some statuses, and void what was found out before."""
-        for some in parts(txids):
-            if await verbs.add(some, self._ttl_s) < len(some):
-                await verbs.revoke(some)
-                await verbs.reopen(some, why, statuses)
+        if await verbs.add(txids, self._ttl_s) < len(txids):
+            await verbs.revoke(txids)
+            await verbs.reopen(txids, why, statuses)
 
     async def _confirm(self, cursor: Cursor) -> None:
         """Confirm what is deep enough at the cursor, in parts."""

@@ -1,30 +1,68 @@
 """The daemon's own data about pending transactions, and those that were left incomplete.
 
-Everything here is for the writer's thread, in steps that are short: blocks wait for one step at most.
+`Records` is for the writer's thread. Its steps are short: blocks wait for one step at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, Protocol, TypeVar
+
+from msgspec import Struct
 
 from handlers.creation import ended
-from handlers.recovery.finality import Conflicting, Mined, Pending, State, Unknown
 from handlers.transactions import Transactions, TxView
 from handlers.tx_startup import complete
 from storage import keys
 
+T = TypeVar("T")
+P = TypeVar("P")
+
 _SEEKS = 2000  # in a step
+CONFLICTING = "another transaction spends its inputs"
 
 
-class Waiting(NamedTuple):
-    """Some of the transactions that are in no block, and where to continue; nowhere at the end."""
+class Unknown(Struct, frozen=True):
+    """The source has not received it from the network; `held` if it has been given the transaction itself."""
 
-    txids: list[bytes]
-    conflicting: list[bytes]
-    half_made: list[bytes]
-    after: tuple[int, bytes] | None
+    held: bool = False
+
+
+class Pending(Struct, frozen=True):
+    """It is not mined yet."""
+
+
+class Mined(Struct, frozen=True):
+    """It is in a block of the best chain; the block at the tip has depth 1."""
+
+    height: int
+    depth: int
+
+
+class Conflicting(Struct, frozen=True):
+    """Another transaction has replaced it permanently."""
+
+
+State = Unknown | Pending | Mined | Conflicting
+Waiting = tuple[bytes, Literal["whole", "conflicting", "half-made"]]
+
+
+class Turn(Protocol):
+    """Runs work on the writer's thread."""
+
+    def __call__(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run it there, after earlier requests."""
+
+
+async def walk(turn: Turn, step: Callable[[P | None], tuple[list[T], P | None]]) -> list[T]:
+    """Return what all steps find together. Each returns where the next one continues, the last one None."""
+    found, place = await turn(partial(step, None))
+    while place is not None:
+        some, place = await turn(partial(step, place))
+        found += some
+    return found
 
 
 class Records:
@@ -53,27 +91,22 @@ class Records:
             return Mined(height, tip - height + 1)
         return Conflicting() if record.conflicting else Pending()
 
-    def waiting(self, after: tuple[int, bytes] | None) -> Waiting:
-        """Return the next transactions that wait for a block, and those that do not because another has won."""
-        pool, found = self._pool, Waiting([], [], [], None)
+    def waiting(self, after: tuple[int, bytes] | None) -> tuple[list[Waiting], tuple[int, bytes] | None]:
+        """Return the next transactions that are in no block."""
+        pool, found = self._pool, list[Waiting]()
         with pool.disk.read() as txn:
             seen = list(islice(pool.due(txn, pool.unmined, keys.LAST_U32, after=after), _SEEKS))
             records = pool.records(txn, [txid for _, txid in seen])
         for _, txid in seen:
             record = records.get(txid)
-            if record is None:  # a ghost only waits
-                found.txids.append(txid)
-            elif record.conflicting:
-                found.conflicting.append(txid)
-            elif not record.is_coinbase:
-                (found.half_made if record.creating else found.txids).append(txid)
-        return found._replace(after=seen[-1] if len(seen) == _SEEKS else None)
+            if record is not None and record.conflicting:
+                found.append((txid, "conflicting"))
+            elif record is None or not record.is_coinbase:  # a ghost has no record, and only waits
+                found.append((txid, "half-made" if record is not None and record.creating else "whole"))
+        return found, seen[-1] if len(seen) == _SEEKS else None
 
     def shallow(self, confirmations: int, below: int | None) -> tuple[list[bytes], int | None]:
-        """Return the transactions of some of the latest blocks that are not that deep, and the ordinal to go below.
-
-        None at the end. Blocks that no rollback reaches are left out.
-        """
+        """Return the transactions of blocks that are not that deep, but for blocks that no rollback reaches."""
         chain, txids = self._transactions.chain, list[bytes]()
         with self._pool.disk.read() as txn:
             state = chain.blocks.state(txn)
@@ -87,7 +120,7 @@ class Records:
         return txids, None
 
     def locked(self, after: bytes | None) -> tuple[list[bytes], bytes | None]:
-        """Return transactions that have a lock and no record, by a walk over some more of all; None at the end."""
+        """Return transactions that have a lock and no record."""
         found = list[bytes]()
         with self._pool.disk.read() as txn:
             for seeks, txid in enumerate(self._pool.txids(txn, after or b"")):

@@ -46,7 +46,8 @@ def settle(claim: Claim, outcome: Outcome, settings: Recovery, dice: Dice, *, ti
         case NotFound(caught_up, reason, patience_s):
             if not caught_up:
                 error = f"{reason}, but the source has not caught up with the chain"
-                return again(pause(0, settings.retry_base, settings.retry_cap, dice), error, attempt=False)
+                delay_s = patience_s + pause(0, settings.retry_base, settings.retry_cap, dice)
+                return again(delay_s, error, attempt=False)
             if given_up(claim, settings):
                 return final("orphan", NEVER_ARRIVED, reason)
             cap_s = min(settings.retry_cap, settings.not_found_grace_period / _ATTEMPTS_IN_GRACE or settings.retry_cap)

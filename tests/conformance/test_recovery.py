@@ -23,10 +23,11 @@ from config.checks import problems
 from config.load import ConfigError, load
 from config.settings import Config, Recovery
 from handlers.recovery.attempts import Attempts
-from handlers.recovery.finality import Breaker, FinalityHandler, Mined, Pending, State
+from handlers.recovery.finality import Source
 from handlers.recovery.holding import Held
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
+from handlers.recovery.records import Mined, Pending, State
 from handlers.recovery.rules import NEVER_ARRIVED, settle
 from storage.recovery.postgres import PostgresStorage, lock_id
 from storage.recovery.rows import Claim, Settlement
@@ -402,7 +403,7 @@ async def test_rec_043_old_generation_cannot_release(storage: Storage, lab: Lab)
 # --- handler -----------------------------------------------------------------------------------------------------
 
 
-class Source:
+class Fixed:
     """A source of finality that is told what to say."""
 
     name = "told"
@@ -816,7 +817,7 @@ async def test_rec_085_busy_rows_do_not_starve_new_ones(on_sqlite: Storage) -> N
     await old(on_sqlite, *range(8))
     await old(on_sqlite, 100, age_s=31.0)
     source = {tx(100): Mined(5, 6)}
-    handler = Stub(lambda txid: FinalityHandler([Breaker(Source(source.get(txid, Pending())))], 6).recover(txid))
+    handler = Stub(lambda txid: Source(Fixed(source.get(txid, Pending())), 6).recover(txid))
     async with managing(on_sqlite, handler, batch_size=8, dice=lambda _, high: high):
         await until(becomes(on_sqlite, tx(100), "confirmed"), 5.0)
     assert await status(on_sqlite, tx(0)) == "pending"
