@@ -62,8 +62,6 @@ class Deletion:
     def __init__(self, transactions: Transactions, terms: Terms) -> None:
         self.transactions, self.pool, self.terms = transactions, transactions.pool, terms
 
-    # --- parents of old unmined transactions ---------------------------------------------------------------------
-
     def preserve(self, txn: Txn, height: int, after: Place | None) -> Step:
         """Keep the parents of some old unmined transactions, never for shorter than they are kept already.
 
@@ -100,8 +98,6 @@ class Deletion:
             step.counts["preservations_ended"] += 1
         view.flush()
         return step
-
-    # --- deleting ------------------------------------------------------------------------------------------------
 
     def delete_due(self, txn: Txn, safe: int, after: Place | None) -> Step:
         """Delete transactions that are due at the height `safe`, and mark them on their parents.
@@ -163,11 +159,7 @@ class Deletion:
 
 
 def _indexed_record(view: TxView, place: Place, field: str) -> Record:
-    """Return the record of an entry of the index of `field`.
-
-    Raises:
-        Damaged: the record does not say what the indexes do.
-    """
+    """Return the record of an entry of the index of `field`, or raise `Damaged` if it contradicts the indexes."""
     record, txid = view.record(place.txid), place.txid
     if record is None or getattr(record, field) != place.height or view.pool.not_indexed(view.txn, txid, record):
         raise Damaged(f"the index of {field} has {txid.hex()} at {place.height}, which its record contradicts")
@@ -184,12 +176,7 @@ class _Deleting:
         self._children: dict[tuple[bytes, int], set[bytes]] = {}  # deleted ones, by page
 
     def delete(self, place: Place) -> int:
-        """Delete a transaction; return how many rows that removes.
-
-        Raises:
-            HeldBack: it has to stay for now.
-            Damaged: it can't be read; other errors of `UNREADABLE` mean the same.
-        """
+        """Delete a transaction, or raise `HeldBack` or what is `UNREADABLE`; return how many rows that removes."""
         txid, view, step, record = place.txid, self.view, self.step, self._check(place)
         parents = list(self._parents(txid, record))
         if record.external and not self._blobs_gone:
@@ -207,8 +194,6 @@ class _Deleting:
         step.deleted.append(txid)
         step.counts.update(transactions_deleted=1, records_deleted=1 + record.pages, blobs_deleted=record.external)
         return 2 + record.recorded
-
-    # --- what prevents it ----------------------------------------------------------------------------------------
 
     def _check(self, place: Place) -> Record:
         """Return the record of what may be deleted."""
@@ -267,8 +252,6 @@ class _Deleting:
                 raise HeldBack("unmined_child")
             if self.defensive and not (record.mined and self.safe >= max(record.block_heights) + view.rules.retention):
                 raise HeldBack("unstable_child")
-
-    # --- parents -------------------------------------------------------------------------------------------------
 
     def _parents(self, txid: bytes, record: Record) -> Iterator[tuple[bytes, int, bool]]:
         """Yield the pages of parents that are affected by a deletion, and whether the child spends there.

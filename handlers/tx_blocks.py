@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
-from handlers import columns, conflicts, ghosts, new_records, reconcile, spending, tx_startup
+from handlers import columns, conflicts, creation, ghosts, new_records, reconcile, spending
 from handlers.causes import AnyCause, BlockRolledBack, DoubleSpend, InBlock, ParentLost, Submitted
 from handlers.change_log import ChangeLog
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
@@ -69,10 +69,10 @@ class TxBlocks:
 
         def work(txn: Txn) -> tuple[int, int, int]:
             view = self.begin(txn)
-            finished, removed = tx_startup.heal(view)
+            finished, removed = creation.heal(view)
             for txid in finished:
                 self.report(view, txid, "pending", cause=Submitted())
-            waiting = tx_startup.end_locks(view)
+            waiting = creation.end_locks(view)
             view.flush()
             return len(finished), len(removed), waiting
 
