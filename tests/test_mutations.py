@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,14 @@ def test_a_mutation_that_does_not_apply_is_refused(tmp_path: Path, text: str) ->
 def test_the_place_of_a_mutation(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("x = 1\nif a > b:\n")
     assert Mutation("code.py", "a > b", "a >= b", "something", []).place(tmp_path) == "code.py:2"
+
+
+def test_the_documented_commands_run() -> None:
+    command = str(ROOT / "tests" / "mutations" / "run")
+    listed = subprocess.run([command, "--list"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert [line.split()[0] for line in listed.splitlines() if line.startswith("config/")] == [
+        name for name in MUTATIONS if name.startswith("config/")
+    ]
+    assert f"{command.removeprefix(f'{ROOT}/')} config/1 " in (ROOT / "CONTRIBUTING.md").read_text()
+    done = subprocess.run([command, "config/1"], check=False, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0 and "1 caught, 0 survived, 0 unclear" in done.stdout

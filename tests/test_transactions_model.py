@@ -23,9 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from stores import ALL_TABLES, OnDisk, create, draft, open_store, open_transactions, submit, write
 
 from config.settings import Pruner
-from handlers import conflicts, states
+from handlers import conflicts, states, tx_startup
 from handlers.claims import spend
-from handlers.creation import Creation, end_locks, heal
+from handlers.creation import Creation
 from handlers.deletion import Deletion
 from handlers.events import OutPoint, Output, Tx, TxSubmitted
 from handlers.prune_request import Terms
@@ -389,7 +389,7 @@ class Scenario(RuleBasedStateMachine):
     @rule()
     def recover(self) -> None:
         """As at the start, when nobody creates."""
-        finished, removed = write(self.real, heal)
+        finished, removed = write(self.real, lambda view: tx_startup.heal(view))
         waiting = [txid for txid, known in self.known.items() if known.creating]
         waiting.sort(key=lambda txid: (self.known[txid].unmined, txid))
         assert sorted(finished + removed) == sorted(waiting)
@@ -726,7 +726,7 @@ class Scenario(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        count = write(self.real, end_locks)
+        count = write(self.real, lambda view: tx_startup.end_locks(view))
         waiting = {
             txid
             for txid, known in self.known.items()
