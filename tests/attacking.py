@@ -18,10 +18,10 @@ from bench.soak import crowd, one_round
 from bench.soak.crowd import CROWDS
 from bench.soak.target import Broken, Met, Target
 
-ROUNDS = {"kills": 2, "power": 2, "faults": 4, "lies": 4, "fuzz": 2, "requests": 1, "crowd": len(CROWDS), "readers": 2}
+ROUNDS = {"kills": 3, "power": 2, "faults": 4, "lies": 4, "fuzz": 2, "requests": 1, "crowd": len(CROWDS), "readers": 2}
 # What the rounds of a kind have to meet together: an attack that meets nothing tests nothing.
 MEETS = {
-    "kills": {"kills": 30, "kills with messages unanswered": 8, "kills during the start": 1, "walks after a kill": 6},
+    "kills": {"kills": 45, "kills with messages unanswered": 12, "kills during the start": 1, "walks after a kill": 9},
     "power": {"power cuts": 120, "power cuts in a write of data.mdb": 40, "power cuts in a sync of data.mdb": 7},
     "faults": {"daemons ended by a disk": 2, "messages answered store_full": 1, "lives with EIO": 8},
     "lies": {"lies": 1500, "Rollback rolled_back": 20, "TxSubmitted accepted": 30, "blocks of lies rolled back": 20},
