@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from storage.recovery.sqlite import SqliteStorage
 from storage.recovery.tables import Storage
 
 Kind = Literal["sqlite", "postgresql"]
+HOUR = 3600.0
 _TIMES = ("next_attempt_at", "lease_until", "submitted_at", "not_found_since")
 _numbers = itertools.count()
 
@@ -163,12 +165,45 @@ class Stub:
         return cast("Outcome", answer)
 
 
+class Stubborn:
+    """A handler that ignores cancellation until `go` is set, and counts attempts, also those at the same time."""
+
+    def __init__(self, *answers: Outcome) -> None:
+        """Take the outcomes of the attempts of a row; the last one is repeated."""
+        self.go, self.answers = asyncio.Event(), answers
+        self.requests, self.running, self.most = Counter[bytes](), Counter[bytes](), 0
+
+    async def recover(self, txid: bytes) -> Outcome:
+        answer = self.answers[min(self.requests[txid], len(self.answers) - 1)]
+        self.requests[txid] += 1
+        self.running[txid] += 1
+        self.most = max(self.most, self.running[txid])
+        while not self.go.is_set():
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                continue
+        self.running[txid] -= 1
+        return answer
+
+    async def __aenter__(self) -> Stubborn:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.go.set()  # also where a test fails: nothing else ends it
+        await asyncio.sleep(0)
+
+
 class Shaky:
-    """A real store whose verbs fail as long as they are named in `broken`, or do it and lose the answer in `mute`."""
+    """A real store whose verbs fail as long as they are named in `broken`, or do it and lose the answer in `mute`.
+
+    A verb waits for its event in `before` until it is carried out, and for that in `after` until it is answered.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self.broken, self.mute = set[str](), set[str]()
+        self.before, self.after = dict[str, asyncio.Event](), dict[str, asyncio.Event]()
         self.calls = list[str]()
 
     def __getattr__(self, verb: str) -> Any:
@@ -178,7 +213,11 @@ class Shaky:
             self.calls.append(verb)
             if verb in self.broken:
                 raise StoreAway(f"{verb} does not work")
+            if verb in self.before:
+                await self.before[verb].wait()
             answer = await real(*args, **kwargs)
+            if verb in self.after:
+                await self.after[verb].wait()
             if verb in self.mute:
                 raise StoreAway(f"the answer of {verb} is lost")
             return answer
@@ -200,6 +239,14 @@ def quick(**changes: Any) -> Recovery:
 
 def least(low: float, _: float) -> float:
     return low
+
+
+def most(_: float, high: float) -> float:
+    return high
+
+
+async def old(storage: Storage, *numbers: int, age_s: float = HOUR) -> None:
+    await storage.add(map(tx, numbers), 30.0, age_s)
 
 
 async def wake(storage: Storage, txids: Iterable[bytes]) -> None:

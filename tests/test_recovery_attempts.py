@@ -14,7 +14,22 @@ from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import Lab, Shaky, Stub, becomes, capture_logs, manage, managing, read, tx, until, wake
+from recovering import (
+    HOUR,
+    Lab,
+    Shaky,
+    Stub,
+    Stubborn,
+    becomes,
+    capture_logs,
+    manage,
+    managing,
+    old,
+    read,
+    tx,
+    until,
+    wake,
+)
 
 import storage.recovery.postgres
 import storage.recovery.sqlite
@@ -23,7 +38,6 @@ from storage.recovery.sqlite import SqliteStorage, machine_ms
 from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
-HOUR = 3600.0
 LOCKER = """
 import sqlite3, sys
 with sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30) as other:
@@ -40,10 +54,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
     monkeypatch.setattr(storage.recovery.sqlite, "_BUSY_S", 0.2)
     monkeypatch.setattr(storage.recovery.postgres, "ANSWER_S", 0.5)
-
-
-async def old(storage: Storage, *numbers: int) -> None:
-    await storage.add([tx(n) for n in numbers], 30.0, HOUR)
 
 
 @asynccontextmanager
@@ -64,35 +74,6 @@ async def locked(lab: Lab) -> AsyncIterator[None]:
         yield
     finally:
         await process.communicate(b"")
-
-
-class Stubborn:
-    """A handler that ignores cancellation until it may end, and counts attempts, also those at the same time."""
-
-    def __init__(self, *answers: Outcome) -> None:
-        """Take what the attempts of a row come to; the last one is repeated."""
-        self.go, self.answers = asyncio.Event(), answers
-        self.requests, self.running, self.most = Counter[bytes](), Counter[bytes](), 0
-
-    async def recover(self, txid: bytes) -> Outcome:
-        answer = self.answers[min(self.requests[txid], len(self.answers) - 1)]
-        self.requests[txid] += 1
-        self.running[txid] += 1
-        self.most = max(self.most, self.running[txid])
-        while not self.go.is_set():
-            try:
-                await self.go.wait()
-            except asyncio.CancelledError:
-                continue
-        self.running[txid] -= 1
-        return answer
-
-    async def __aenter__(self) -> Stubborn:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.go.set()  # also where a test fails: nothing else ends it
-        await asyncio.sleep(0)
 
 
 # --- one place for a row -------------------------------------------------------------------------------------------
@@ -161,15 +142,8 @@ async def test_a_revoked_claim_cannot_settle(storage: Storage) -> None:
 async def test_a_lease_that_ends_early_is_claimed_again(on_sqlite: Storage, sqlite_lab: Lab) -> None:
     """The clock of the database jumps ahead: the row stays ours: queued, attempted, or being written."""
     await old(on_sqlite, 1, 2)
-    shaky, go = Shaky(on_sqlite), asyncio.Event()
-    settle_really, sent = on_sqlite.settle, list[int]()
-
-    async def slowly(settlements: Any) -> set[bytes]:
-        sent.append(len(settlements))
-        await go.wait()
-        return await settle_really(settlements)
-
-    shaky.settle = slowly  # type: ignore[attr-defined]
+    shaky = Shaky(on_sqlite)
+    go = shaky.before["settle"] = asyncio.Event()
     handler = Stubborn(Valid())
     async with handler, managing(shaky, handler, worker_count=1) as manager:
         await until(lambda: manager.numbers.claims == 2)
@@ -177,7 +151,7 @@ async def test_a_lease_that_ends_early_is_claimed_again(on_sqlite: Storage, sqli
         await sqlite_lab.pass_time(31)  # one is attempted, one is queued
         await until(lambda: manager.numbers.claims == 4)
         handler.go.set()
-        await until(lambda: sent)
+        await until(lambda: "settle" in shaky.calls)
         await sqlite_lab.pass_time(31)  # one or both are being written
         await until(lambda: manager.numbers.claims == 6)
         go.set()
@@ -192,15 +166,8 @@ async def test_a_lease_that_ends_early_is_claimed_again(on_sqlite: Storage, sqli
 async def test_a_row_that_falls_due_while_its_answer_is_on_the_way_is_attempted_again(on_sqlite: Storage) -> None:
     """It was put off by a result that landed, and claimed again before we heard that it had."""
     await old(on_sqlite, 1)
-    shaky, go = Shaky(on_sqlite), asyncio.Event()
-    settle_really = on_sqlite.settle
-
-    async def answered_late(settlements: Any) -> set[bytes]:
-        landed = await settle_really(settlements)
-        await go.wait()
-        return landed
-
-    shaky.settle = answered_late  # type: ignore[attr-defined]
+    shaky = Shaky(on_sqlite)
+    go = shaky.after["settle"] = asyncio.Event()
     handler = Stub(lambda _: Busy("once more") if len(handler.requests) == 1 else Valid())
     async with managing(shaky, handler) as manager:
         await until(lambda: manager.numbers.claims == 2)

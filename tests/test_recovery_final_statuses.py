@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic, sleep
 from typing import Any, cast
 
 import pytest
 from anyio import CapacityLimiter
-from daemons import PATIENCE_S, Daemon, running, statuses
+from daemons import Daemon, running, statuses
+from patience import until
 from recovering import Lab, Shaky, tx
 from scenarios import at, block, digest, output
 from scenarios import tx as made
@@ -24,9 +25,8 @@ from handlers.events import TxStatusChanged
 from storage.change_log import TABLES
 from storage.disk import Disk
 from storage.recovery import sql
-from storage.recovery.postgres import PostgresStorage
 from storage.recovery.rows import FINAL, Settlement, StoreAway
-from storage.recovery.sqlite import SqliteStorage, worded
+from storage.recovery.sqlite import worded
 from storage.recovery.tables import Storage
 
 ME = "me"
@@ -63,25 +63,15 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         yield disk
 
 
-@asynccontextmanager
-async def tables(lab: Lab, reporter: str | None = ME) -> AsyncIterator[Storage]:
-    storage: Storage
-    if lab.kind == "sqlite":
-        storage = SqliteStorage(lab.path, reporter=reporter)
-    else:
-        storage = PostgresStorage(lab.uri, lease_s=30.0, table=lab.table, reporter=reporter)
-    await storage.open()
-    try:
-        yield storage
-    finally:
-        await storage.close()
-
-
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_final_row_is_marked_until_it_is_published(lab: Lab) -> None:
-    async with tables(lab) as storage, tables(lab, "another") as other, tables(lab, None) as unnamed:
+    async with (
+        lab.storage(reporter=ME) as storage,
+        lab.storage(reporter="another") as other,
+        lab.storage() as unnamed,
+    ):
         await storage.add(map(tx, range(9)), 0.0, 60.0)
         claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 4)}
         settled = [Settlement(claim, status, "valid") for claim, status in zip(claims.values(), FINAL, strict=True)]
@@ -105,7 +95,7 @@ async def test_a_final_row_is_marked_until_it_is_published(lab: Lab) -> None:
 
 
 async def test_a_kill_between_the_tables_and_the_log_loses_no_fact(lab: Lab, disk: Disk) -> None:
-    async with tables(lab) as storage:
+    async with lab.storage(reporter=ME) as storage:
         await storage.add(map(tx, range(6)), 30.0)
         first = Life(storage, disk)
         await first.conclude("confirmed", 1)
@@ -122,7 +112,7 @@ async def test_a_kill_between_the_tables_and_the_log_loses_no_fact(lab: Lab, dis
 
 
 async def test_a_kill_between_the_log_and_the_mark_publishes_nothing_twice(lab: Lab, disk: Disk) -> None:
-    async with tables(lab) as storage:
+    async with lab.storage(reporter=ME) as storage:
         await storage.add(map(tx, range(6)), 30.0)
         shaky = Shaky(storage)
         first = Life(cast("Any", shaky), disk)
@@ -149,7 +139,7 @@ async def test_tables_of_the_first_schema_are_taken_over(sqlite_lab: Lab) -> Non
             (tx(1),),
         )
         connection.commit()
-    async with tables(sqlite_lab) as storage:
+    async with sqlite_lab.storage(reporter=ME) as storage:
         assert await storage.unpublished(10) == []  # it was reported by the version that wrote it
         await storage.add([tx(2)], 30.0)
         await storage.conclude([tx(2)], "deleted", "")
@@ -173,18 +163,13 @@ def final_facts(daemon: Daemon) -> Counter[tuple[str, str]]:
     return found
 
 
-def becomes_final(daemon: Daemon, name: str) -> None:
-    """Wait for the tables, which are written before the log."""
-    give_up = monotonic() + PATIENCE_S
+def is_final(daemon: Daemon, name: str) -> bool:
+    """Return whether the tables, which are written before the log, have a final status of a transaction."""
     with closing(sqlite3.connect(daemon.folder / "data" / "recovery.db", timeout=10)) as connection:
-        while True:
-            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'recovery_tx'").fetchone()
-            sql = "SELECT status FROM recovery_tx WHERE txid = ?"
-            row = there and connection.execute(sql, (digest("tx", name),)).fetchone()
-            if row and row[0] != "pending":
-                return
-            assert monotonic() < give_up
-            sleep(0.002)
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'recovery_tx'").fetchone() is None:
+            return False
+        wanted = "SELECT 1 FROM recovery_tx WHERE txid = ? AND status <> 'pending'"
+        return connection.execute(wanted, (digest("tx", name),)).fetchone() is not None
 
 
 def test_kills_right_after_the_tables_were_written() -> None:
@@ -200,14 +185,11 @@ def test_kills_right_after_the_tables_were_written() -> None:
                 client.feed([{"type": "TxSubmitted", "tx": pay}])
                 tip = block(tip, pay)
                 assert statuses(client.feed([tip])) == ["applied"]
-                becomes_final(daemon, f"pay {n}")
+                until(partial(is_final, daemon, f"pay {n}"), pause_s=0.002)
             daemon.kill()
             daemon.start()
-        expected = {(digest("tx", f"pay {n}").hex(), "confirmed"): 1 for n in range(4)}
-        give_up = monotonic() + PATIENCE_S
-        while (found := final_facts(daemon)) != expected:
-            assert monotonic() < give_up and max(found.values(), default=0) <= 1, found
-            sleep(0.1)
+        expected = Counter({(digest("tx", f"pay {n}").hex(), "confirmed"): 1 for n in range(4)})
+        assert until(partial(final_facts, daemon), lambda found: found >= expected, pause_s=0.1) == expected
         assert "recovery_told_late" in daemon.log_text()
         assert daemon.term() == 0
         daemon.assert_sound()

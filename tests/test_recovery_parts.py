@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, cast
 
-import anyio
 import pytest
 from recovering import Lab, tx
 
 from config.settings import Recovery
 from handlers.events import Point, RolledBack
-from handlers.recovery.finality import Source, SourceAway
 from handlers.recovery.following import changes_of
 from handlers.recovery.holding import Holding
 from handlers.recovery.numbers import Numbers
-from handlers.recovery.outcome import Transient
-from handlers.recovery.records import State
 from handlers.recovery.settling import Settler
 from storage.recovery.rows import Claim, Cursor, Settlement
 
@@ -63,38 +58,6 @@ async def test_two_results_of_one_row_are_in_two_batches() -> None:
     while not settler.idle:
         await settler.write()
     assert tables.batches == [[tx(1), tx(2)], [tx(1)]]
-
-
-@pytest.mark.anyio
-async def test_one_caller_queries_a_source_that_may_be_down() -> None:
-    now, requests, answer = 0.0, list[bytes](), asyncio.Event()
-
-    class Down:
-        name = "down"
-
-        async def state_of(self, txid: bytes) -> State:
-            requests.append(txid)
-            await answer.wait()
-            raise SourceAway("it is down")
-
-        async def caught_up(self) -> bool:
-            return True
-
-    source = Source(Down(), 6, threshold=1, clock=lambda: now)
-
-    async def ask(n: int) -> None:
-        assert isinstance(await source.recover(tx(n)), Transient)
-
-    answer.set()
-    await ask(0)
-    answer.clear()
-    now = 100.0
-    async with anyio.create_task_group() as callers:
-        for n in range(1, 4):
-            callers.start_soon(ask, n)
-        await anyio.wait_all_tasks_blocked()
-        answer.set()
-    assert requests == [tx(0), tx(1)]
 
 
 @pytest.mark.anyio

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
+import msgspec
 import pytest
 from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
@@ -18,14 +19,16 @@ from daemons import PATIENCE_S, ROOT, environment
 from hypothesis import given
 from hypothesis import strategies as st
 from recovering import (
+    HOUR,
     Lab,
     Shaky,
     Stub,
     becomes,
     capture_logs,
-    least,
     manage,
     managing,
+    most,
+    old,
     quick,
     read,
     status,
@@ -47,21 +50,17 @@ from storage.recovery.rows import Claim
 from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
-HOUR = 3600.0
-
-
-async def old(storage: Storage, *numbers: int) -> None:
-    await storage.add([tx(n) for n in numbers], 30.0, HOUR)
 
 
 class Fixed:
-    """A source of finality: what it says, whether it is there, whether it has caught up."""
+    """A source of finality with one state for all transactions; it is away while that is None."""
 
-    def __init__(self, state: State | None = None, name: str = "told") -> None:
-        self.name, self.state, self.ready, self.requests = name, state, True, 0
+    def __init__(self, state: State | None = None, name: str = "source", *, ready: bool = True) -> None:
+        self.name, self.state, self.ready, self.requests = name, state, ready, 0
 
     async def state_of(self, txid: bytes) -> State:
         self.requests += 1
+        await asyncio.sleep(0)
         if self.state is None:
             raise SourceAway(f"{self.name} is down")
         return self.state
@@ -70,25 +69,10 @@ class Fixed:
         return self.ready
 
 
+HELD = Unknown(held=True)
+
+
 # --- the service -------------------------------------------------------------------------------------------------
-
-
-async def test_a_heartbeat_keeps_what_takes_longer_than_a_lease(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage(lease_s=1.0) as one, sqlite_lab.storage(lease_s=1.0) as two:
-        await old(one, 1)
-        handler = Stub(lambda _: slow(1.8))
-        async with managing(one, handler, lease_duration=1.0) as manager:
-            await until(lambda: handler.requests)
-            for _ in range(15):
-                assert await two.claim("B", 1.0, 10) == []
-                await asyncio.sleep(0.1)
-            await until(becomes(one, tx(1), "confirmed"))
-        assert (manager.numbers.lease_losses, len(handler.requests)) == (0, 1)
-
-
-async def slow(seconds: float) -> Outcome:
-    await asyncio.sleep(seconds)
-    return Valid()
 
 
 async def test_a_lost_lease_cancels_the_attempt(on_sqlite: Storage) -> None:
@@ -114,31 +98,18 @@ async def test_a_lost_lease_cancels_the_attempt(on_sqlite: Storage) -> None:
 async def test_claims_whose_answer_was_lost_are_found_again(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
     shaky = Shaky(on_sqlite)
-    manager = manage(shaky, Stub())
-
-    async def claim_and_forget() -> None:
-        await on_sqlite.claim(manager.owner, 30.0, 10)
-
-    shaky.broken.add("claim")
-    await manager.start()
-    await claim_and_forget()
-    await until(lambda: manager.numbers.errors)
-    shaky.broken.clear()
-    await until(becomes(on_sqlite, tx(1), "confirmed"), 5.0)
-    await manager.stop()
+    shaky.mute.add("claim")
+    async with managing(shaky, Stub()) as manager:
+        await until(lambda: manager.numbers.errors)
+        shaky.mute.clear()
+        await until(becomes(on_sqlite, tx(1), "confirmed"), 5.0)
     assert (await read(on_sqlite, tx(1))).generation == 1
 
 
 async def test_no_more_is_claimed_than_can_be_written(on_sqlite: Storage) -> None:
     await old(on_sqlite, *range(300))
-    shaky, go = Shaky(on_sqlite), asyncio.Event()
-    settle_really = on_sqlite.settle
-
-    async def slowly(settlements: Any) -> set[bytes]:
-        await go.wait()
-        return await settle_really(settlements)
-
-    shaky.settle = slowly  # type: ignore[attr-defined]
+    shaky = Shaky(on_sqlite)
+    go = shaky.before["settle"] = asyncio.Event()
     async with managing(shaky, Stub(), batch_size=20) as manager:
         await until(lambda: manager.numbers.claims >= 60)
         await asyncio.sleep(0.3)
@@ -211,15 +182,6 @@ async def test_a_busy_transaction_is_not_attempted_before_its_time(on_sqlite: St
         await wake(on_sqlite, [tx(1)])
         await until(lambda: handler.requests.count(tx(1)) == 3)
     assert manager.numbers.outcomes["busy"] == len(handler.requests)
-
-
-@pytest.mark.parametrize(("attempts", "cap_s"), [(0, 2.0), (3, 16.0), (60, 60.0)])
-def test_patience_comes_before_the_pause(attempts: int, cap_s: float) -> None:
-    """And counts no failure: the pause with its jitter is added to what was asked for."""
-    claim, settings = (Claim(tx(1), "A", 1, attempts, 0, 0, 1.0, 0.0), quick(scan_interval=2.0, retry_cap=100.0))
-    for dice, pause_s in ((least, 0.0), (lambda _, high: high, cap_s)):
-        settled = settle(claim, Busy("x", 25.0), settings, dice)
-        assert (settled.delay_s, settled.status, settled.failed) == (25.0 + pause_s, "pending", False)
 
 
 async def test_a_result_whose_answer_was_lost_is_marked_as_unpublished(lab: Lab) -> None:
@@ -299,6 +261,10 @@ async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
     ("states", "outcome"),
     [
         ([Mined(7, 6)], Valid("mined at height 7")),
+        ([HELD, Unknown()], NotFound()),
+        ([Fixed(HELD, ready=False), Unknown()], Busy("is not mined yet")),
+        ([HELD, Pending()], Busy("is not mined yet")),
+        ([HELD, None], Transient("1 is down", counts=False)),
         ([Mined(7, 5)], Busy("mined at height 7, 5 of 6 blocks deep")),
         ([Pending()], Busy("is not mined yet")),
         ([Conflicting()], Invalid(CONFLICTING)),
@@ -315,8 +281,9 @@ async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
         ([], NotFound()),
     ],
 )
-async def test_the_combined_answer_of_several_sources(states: list[State | None], outcome: Outcome) -> None:
-    handler = InTurn([Source(Fixed(state, f"{n}"), 6) for n, state in enumerate(states)])
+async def test_the_combined_answer_of_several_sources(states: list[Any], outcome: Outcome) -> None:
+    sources = [state if isinstance(state, Fixed) else Fixed(state, f"{n}") for n, state in enumerate(states)]
+    handler = InTurn([Source(source, 6) for source in sources])
     assert await handler.recover(tx(1)) == outcome
 
 
@@ -351,20 +318,6 @@ async def test_queries_to_the_chain_while_the_writer_is_busy_share_a_turn() -> N
     assert await chain.state_of(tx(1)) == Mined(7, 3)  # what was cancelled holds up nobody
 
 
-async def test_a_held_transaction_is_an_orphan_when_no_other_source_has_it() -> None:
-    """Once who is asked has caught up with the chain, and not before."""
-    ours, node = Fixed(Unknown(held=True), "chain"), Fixed(Unknown(), "node")
-    ours.ready = False
-    handler = InTurn([Source(ours, 6), Source(node, 6)])
-    assert await handler.recover(tx(1)) == Busy("is not mined yet")
-    ours.ready = True
-    assert await handler.recover(tx(1)) == NotFound()
-    node.state = Pending()
-    assert await handler.recover(tx(1)) == Busy("is not mined yet")
-    node.state = None
-    assert await handler.recover(tx(1)) == Transient("node is down", counts=False)
-
-
 async def test_a_circuit_opens_probes_and_closes() -> None:
     now = 0.0
     source = Fixed(None)
@@ -385,9 +338,8 @@ async def test_a_circuit_opens_probes_and_closes() -> None:
         assert source.requests == requests
         now += longest / 2 + 0.2
         assert str(breaker.circuit) == "half_open"
-        probe, others = asyncio.ensure_future(ask()), [ask() for _ in range(5)]
-        assert [await probe, *[await other for other in others]] == [False] * 6
-        assert source.requests == requests + 1
+        assert await asyncio.gather(*(ask() for _ in range(6))) == [False] * 6
+        assert source.requests == requests + 1  # one caller finds out whether it is back
     now += 21
     source.state = Pending()
     assert await ask()
@@ -460,47 +412,44 @@ async def test_a_node_over_its_rpc() -> None:
 
 @given(times=st.integers(0, 10_000), base=st.floats(0.001, 100), cap=st.floats(0.001, 10_000), roll=st.floats(0, 1))
 def test_pauses_double_up_to_the_cap_with_full_jitter(times: int, base: float, cap: float, roll: float) -> None:
-    longest = pause(times, base, cap, lambda _, high: high)
+    longest = pause(times, base, cap, most)
     assert longest == min(cap, base * 2.0 ** min(times, 30))
-    assert 0 <= pause(times, base, cap, lambda low, high: low + roll * (high - low)) <= longest
-    assert longest <= pause(times + 1, base, cap, lambda _, high: high)
+    assert pause(times, base, cap, lambda low, high: low + roll * (high - low)) == pytest.approx(roll * longest)
+    assert longest <= pause(times + 1, base, cap, most)
 
 
-@pytest.mark.parametrize(("times", "expected"), [(0, 1.0), (3, 8.0), (10, 30.0), (1000, 30.0)])
-def test_a_pause_is_random_up_to_its_cap(times: int, expected: float) -> None:
-    """The cap bounds the range, not the result: rows that fail often do not fall due together."""
-    assert pause(times, 2.0, 60.0, lambda low, high: (low + high) / 2) == expected
+CLAIM = Claim(tx(1), "A", 1, attempts=9, failures=0, not_found=2, age_s=100.0, not_found_for_s=100.0)
+STILL_UNKNOWN = {"status": "pending", "failed": False, "not_found": True, "attempt": True}
+MANY = {"attempts": 10**6, "failures": 10**6}
 
 
-@pytest.mark.parametrize("missing", ["age", "since", "times", "grace"])
-def test_an_orphan_needs_every_condition(missing: str) -> None:
-    claim = Claim(tx(1), "A", 1, 9, 0, 2, 100.0, 100.0)
-    settings = quick(not_found_grace_period=99.0, not_found_attempts=3)
-    assert settle(claim, NotFound(), settings, least).status == "orphan"
-    less = {
-        "age": Claim(tx(1), "A", 1, 9, 0, 2, 99.0, 100.0),
-        "since": Claim(tx(1), "A", 1, 9, 0, 2, 100.0, 99.0),
-        "times": Claim(tx(1), "A", 1, 9, 0, 1, 100.0, 100.0),
-    }
-    if missing == "grace":
-        settings = quick(not_found_grace_period=0.0, not_found_attempts=3)
-    again = settle(less.get(missing, claim), NotFound(), settings, least)
-    assert (again.status, again.failed, again.not_found, again.attempt) == ("pending", False, True, True)
-    assert settle(claim, NotFound(caught_up=False), settings, least).status == "pending"
-
-
-@pytest.mark.parametrize("outcome", [Busy(), NotFound(), NotFound(caught_up=False), Transient("x", counts=False)])
-def test_what_is_no_failure_never_kills(outcome: Outcome) -> None:
-    claim = Claim(tx(1), "A", 1, 10**6, 10**6, 0, 1.0, 0.0)
-    settled = settle(claim, outcome, quick(max_attempts=1), least)
-    assert (settled.status, settled.failed) == ("pending", False)
-
-
-def test_failures_kill_in_the_end() -> None:
-    settings = quick(max_attempts=3)
-    ends = [settle(Claim(tx(1), "A", 1, n, n, 0, 1.0, 0.0), Transient("x"), settings, least).status for n in range(4)]
-    assert ends == ["pending", "pending", "dead", "dead"]
-    assert settle(Claim(tx(1), "A", 1, 0, 0, 0, 1.0, 0.0), Permanent("x"), settings, least).error == "x"
+@pytest.mark.parametrize(
+    ("claim", "settings", "outcome", "expected"),
+    [
+        ({}, {}, Valid("why"), {"status": "confirmed", "message": "why"}),
+        ({}, {}, Invalid("why"), {"status": "deleted", "message": "why"}),
+        ({}, {}, Permanent("why"), {"status": "dead", "error": "why"}),
+        ({}, {}, NotFound(), {"status": "orphan"}),
+        ({"age_s": 99.0}, {}, NotFound(), STILL_UNKNOWN),
+        ({"not_found_for_s": 99.0}, {}, NotFound(), STILL_UNKNOWN),
+        ({"not_found": 1}, {}, NotFound(), STILL_UNKNOWN),
+        ({}, {"not_found_grace_period": 0.0}, NotFound(), STILL_UNKNOWN),
+        (MANY, {"max_attempts": 1}, NotFound(caught_up=False), {"status": "pending", "failed": False}),
+        (MANY | {"not_found": 0}, {"max_attempts": 1}, NotFound(), STILL_UNKNOWN),
+        (MANY, {"max_attempts": 1}, Transient("x", counts=False), {"status": "pending", "failed": False}),
+        ({"failures": 1}, {"max_attempts": 3}, Transient("x"), {"status": "pending", "failed": True}),
+        ({"failures": 2}, {"max_attempts": 3}, Transient("x"), {"status": "dead"}),
+        ({"attempts": 0}, {}, Busy("x", 25.0), {"status": "pending", "failed": False, "delay_s": 27.0}),
+        ({"attempts": 3}, {}, Busy("x", 25.0), {"delay_s": 41.0}),
+        (MANY, {"max_attempts": 1}, Busy("x", 25.0), {"status": "pending", "failed": False, "delay_s": 85.0}),
+    ],
+)
+def test_what_an_outcome_does_to_a_row(
+    claim: dict[str, Any], settings: dict[str, Any], outcome: Outcome, expected: dict[str, Any]
+) -> None:
+    defaults = {"not_found_grace_period": 99.0, "not_found_attempts": 3, "scan_interval": 2.0, "retry_cap": 100.0}
+    settled = settle(msgspec.structs.replace(CLAIM, **claim), outcome, quick(**defaults | settings), most)
+    assert {name: getattr(settled, name) for name in expected} == expected
 
 
 # --- the document ------------------------------------------------------------------------------------------------

@@ -414,32 +414,6 @@ async def test_sqlite_reads_its_batch_and_not_the_table(sqlite_lab: Lab) -> None
     connection.close()
 
 
-async def test_sqlite_claims_as_fast_from_many_rows_as_from_few(on_sqlite: Storage, sqlite_lab: Lab) -> None:
-    """Counted in steps of the virtual machine, so that the machine's mood does not matter."""
-
-    def steps() -> int:
-        connection = sqlite3.connect(sqlite_lab.path)
-        count = 0
-
-        def step() -> int:
-            nonlocal count
-            count += 1
-            return 0
-
-        connection.set_progress_handler(step, 10)
-        values = {"owner": "A", "now": 1 << 60, "lease": 1000, "limit": 100}
-        claimed = connection.execute(sqlite.worded(sql.CLAIM), values).fetchall()
-        assert len(claimed) == 100
-        connection.rollback()
-        connection.close()
-        return count
-
-    await on_sqlite.add([tx(n) for n in range(1000)], 0.0, 60.0)
-    few = steps()
-    await on_sqlite.add([tx(n) for n in range(1000, 20_000)], 0.0, 60.0)
-    assert steps() < 1.2 * few
-
-
 async def explain(lab: Lab, storage: Storage, statement: str, *columns: list[Any], **values: Any) -> str:
     """Return how the store's own connections carry a statement out, after they did so often."""
     assert isinstance(storage, PostgresStorage)

@@ -16,19 +16,35 @@ from typing import Any
 import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import Lab, Service, Shaky, Stub, becomes, manage, managing, quick, read, status, tx, until
+from recovering import (
+    HOUR,
+    Lab,
+    Service,
+    Shaky,
+    Stub,
+    Stubborn,
+    becomes,
+    manage,
+    managing,
+    old,
+    quick,
+    read,
+    status,
+    tx,
+    until,
+)
 from structlog.testing import capture_logs
 
 from config.checks import problems
 from config.load import ConfigError, load
-from config.settings import Config, Recovery
+from config.settings import Recovery
 from handlers.recovery.attempts import Attempts
 from handlers.recovery.finality import Source
 from handlers.recovery.holding import Held
 from handlers.recovery.numbers import Numbers
-from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
+from handlers.recovery.outcome import Invalid, NotFound, Outcome, Valid
 from handlers.recovery.records import Mined, Pending, State
-from handlers.recovery.rules import NEVER_ARRIVED, settle
+from handlers.recovery.rules import NEVER_ARRIVED
 from storage.recovery.postgres import PostgresStorage, lock_id
 from storage.recovery.rows import Claim, Settlement
 from storage.recovery.tables import Storage
@@ -36,17 +52,17 @@ from storage.recovery.tables import Storage
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parent
 CASES = {case["id"]: case for case in json.loads((HERE / "recovery.json").read_text())}
-HOUR = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled handler that does not end is abandoned soon."""
+    monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
 
 
 def test_every_case_has_its_test() -> None:
     named = {name.upper().replace("_", "-")[5:12] for name in globals() if name.startswith("test_rec_")}
-    assert named | DOCUMENTED.keys() == set(CASES)
-
-
-async def old(storage: Storage, *numbers: int, age_s: float = HOUR) -> None:
-    for n in numbers:
-        await storage.add([tx(n)], 30.0, age_s)
+    assert named | DOCUMENTED.keys() | CONFIGURED.keys() == set(CASES)
 
 
 async def claimed(storage: Storage, owner: str, limit: int = 100, lease_s: float = 300.0) -> list[bytes]:
@@ -100,49 +116,39 @@ async def test_rec_004_restart_after_stop(on_sqlite: Storage) -> None:
 # --- config ------------------------------------------------------------------------------------------------------
 
 
-def test_rec_006_defaults_first_generation() -> None:
-    config = Config().recovery
-    assert (config.enabled, config.ttl, config.scan_interval, config.batch_size) == (True, 30, 5, 100)
-    assert (config.worker_count, config.lease_duration, config.not_found_grace_period) == (4, 30, 1800)
+DEFAULTS = {"ttl": 30, "scan_interval": 5, "batch_size": 100, "worker_count": 4, "not_found_grace_period": 1800}
+LATER = 'batch_size = 16\nworker_count = 8\nlease_duration = "5m"'
+STALE = 'advisory_lock_id = 8389190333894887286\nttl = "45s"'
+CONFIGURED: dict[str, list[tuple[str, dict[str, Any] | str]]] = {  # the section, and settings or an error
+    "REC-006": [("", {"enabled": True, "lease_duration": 30} | DEFAULTS)],
+    "REC-007": [("", {"attempt_timeout": 60}), (LATER, {"batch_size": 16, "worker_count": 8, "lease_duration": 300})],
+    "REC-009": [('lease_duration = "900ms"', "at least 1s")],
+    "REC-011": [('ttl = "45s"', {"enabled": True})],
+    "REC-012": [(STALE, {"enabled": True, "ttl": 45})],
+    "REC-013": [
+        *(('attempt_timeout = "5s"', "at least 10s"), ('attempt_timeout = "0s"', {"attempt_timeout": 0})),
+        ('attempt_timeout = "10s"', {"attempt_timeout": 10}),
+    ],
+}
 
 
-def test_rec_007_defaults_later_generation(tmp_path: Path) -> None:
-    """The defaults are the first generation's, but for the timeout; a heartbeat makes the longer lease needless."""
-    config = Config().recovery
-    assert (config.attempt_timeout, config.ttl, config.scan_interval) == (60, 30, 5)
-    file = tmp_path / "later.toml"
-    file.write_text('[recovery]\nbatch_size = 16\nworker_count = 8\nlease_duration = "5m"\n')
-    later = load(file, {})
-    assert (later.recovery.batch_size, later.recovery.worker_count, later.recovery.lease_duration) == (16, 8, 300)
-    assert problems(later) == []
-
-
-async def test_rec_009_lease_under_one_second_refused(storage: Storage) -> None:
-    with pytest.raises(ConfigError, match="at least 1s"):
-        load(None, {"UTXOD_RECOVERY__LEASE_DURATION": "900ms"})
-    with pytest.raises(ConfigError, match="at least 1s"):
-        manage(storage, Stub(), lease_duration=0.9)
-
-
-def test_rec_011_section_without_enabled_stays_enabled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CONFIGURED)
+def test_configuration(tmp_path: Path, case: str) -> None:
     file = tmp_path / "c.toml"
-    file.write_text('[recovery]\nttl = "45s"\n')
-    assert load(file, {}).recovery.enabled
+    for section, expected in CONFIGURED[case]:
+        file.write_text(f"[recovery]\n{section}\n")
+        if isinstance(expected, str):
+            with pytest.raises(ConfigError, match=expected):
+                load(file, {})
+        else:
+            found = load(file, {})
+            assert {name: getattr(found.recovery, name) for name in expected} == expected
+            assert problems(found) == []
 
 
-def test_rec_012_stale_lock_id_key_ignored(tmp_path: Path) -> None:
-    """Our name of the key is one that is known; it does not turn anything off."""
-    file = tmp_path / "c.toml"
-    file.write_text('[recovery]\nadvisory_lock_id = 8389190333894887286\nttl = "45s"\n')
-    config = load(file, {}).recovery
-    assert (config.enabled, config.ttl) == (True, 45)
-
-
-def test_rec_013_timeout_floor() -> None:
-    with pytest.raises(ConfigError, match="at least 10s"):
-        load(None, {"UTXOD_RECOVERY__ATTEMPT_TIMEOUT": "5s"})
-    assert load(None, {"UTXOD_RECOVERY__ATTEMPT_TIMEOUT": "0s"}).recovery.attempt_timeout == 0
-    assert load(None, {"UTXOD_RECOVERY__ATTEMPT_TIMEOUT": "10s"}).recovery.attempt_timeout == 10
+def test_the_service_refuses_settings_that_a_file_may_not_have() -> None:
+    with pytest.raises(ConfigError, match="at least 1s"):
+        manage(None, Stub(), lease_duration=0.9)
 
 
 async def test_rec_014_default_settings_raise_no_lease_warning(on_sqlite: Storage) -> None:
@@ -579,31 +585,17 @@ async def test_rec_064_late_confirmation_wins(on_sqlite: Storage) -> None:
     assert (row.status, row.message) == ("confirmed", "the listener knows")
 
 
-async def test_rec_065_no_promotion_after_stop(on_sqlite: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
+async def test_rec_065_no_promotion_after_stop(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
-    shaky, go = Shaky(on_sqlite), asyncio.Event()
-    handler = Stub(lambda _: stubborn(go, NotFound()))
-    async with managing(shaky, handler, attempt_timeout=0.05, not_found_grace_period=0.001) as manager:
+    shaky, settings = Shaky(on_sqlite), {"attempt_timeout": 0.05, "not_found_grace_period": 0.001}
+    async with Stubborn(NotFound()) as handler, managing(shaky, handler, **settings) as manager:
         await until(lambda: manager._attempts.abandoned)
-    written = shaky.calls.count("settle")
-    go.set()
     await asyncio.sleep(0.1)
-    assert shaky.calls.count("settle") == written == 0
+    assert "settle" not in shaky.calls
     assert await status(on_sqlite, tx(1)) == "pending"
 
 
 # --- timeout -----------------------------------------------------------------------------------------------------
-
-
-async def stubborn(go: asyncio.Event, outcome: Outcome) -> Outcome:
-    """Ignore every cancellation."""
-    while not go.is_set():
-        try:
-            await go.wait()
-        except asyncio.CancelledError:
-            continue
-    return outcome
 
 
 async def test_rec_066_hung_handler_that_honours_cancellation(on_sqlite: Storage) -> None:
@@ -619,22 +611,22 @@ async def test_rec_066_hung_handler_that_honours_cancellation(on_sqlite: Storage
     assert (row.owner, row.history[0].outcome) == (None, "timeout")
 
 
-async def test_rec_067_handler_that_ignores_cancellation(on_sqlite: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
+async def test_rec_067_handler_that_ignores_cancellation(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
-    shaky, go = Shaky(on_sqlite), asyncio.Event()
-    handler = Stub(lambda _: stubborn(go, Valid()))
-    async with managing(shaky, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
+    shaky = Shaky(on_sqlite)
+    async with (
+        Stubborn(Valid()) as handler,
+        managing(shaky, handler, attempt_timeout=0.05, lease_duration=1.0) as manager,
+    ):
         await until(lambda: manager.numbers.stuck)
-        await asyncio.sleep(1.5)  # longer than the lease: the heartbeat keeps it
-        assert (await read(on_sqlite, tx(1))).owner == manager.owner
+        for _ in range(15):  # longer than the lease: the heartbeat keeps it
+            assert await on_sqlite.claim("B", 1.0, 10) == []
+            await asyncio.sleep(0.1)
         sweeps = manager.numbers.sweeps
         await until(lambda: manager.numbers.sweeps > sweeps + 2)
     assert shaky.calls.count("session") == 1
     assert "release" not in shaky.calls
-    assert (len(handler.requests), manager.numbers.leader) == (1, False)
-    go.set()
-    await asyncio.sleep(0.05)
+    assert (handler.requests[tx(1)], manager.numbers.leader) == (1, False)
 
 
 async def test_rec_070_result_at_the_deadline_is_kept() -> None:
@@ -700,22 +692,17 @@ async def test_rec_073_shutdown_is_not_a_timeout(on_sqlite: Storage) -> None:
     assert (row.owner, row.attempts, row.failures) == (None, 0, 0)
 
 
-async def test_rec_074_summary_separates_skipped_from_succeeded(
-    on_sqlite: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
+async def test_rec_074_summary_separates_skipped_from_succeeded(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
-    go = asyncio.Event()
-    handler = Stub(lambda txid: stubborn(go, Valid()) if txid == tx(1) else Valid())
+    stubborn = Stubborn(Valid())
+    handler = Stub(lambda txid: stubborn.recover(txid) if txid == tx(1) else Valid())
     with capture_logs() as logs:
-        async with managing(on_sqlite, handler, attempt_timeout=0.05) as manager:
+        async with stubborn, managing(on_sqlite, handler, attempt_timeout=0.05) as manager:
             await until(lambda: manager.numbers.stuck)
             await old(on_sqlite, 2)
             await until(becomes(on_sqlite, tx(2), "confirmed"))
             await until(lambda: any(line.get("skipped") == 1 and line.get("settled") == 1 for line in logs))
     assert not any(line["event"] == "recovery_wedged" for line in logs)
-    go.set()
-    await asyncio.sleep(0.05)
 
 
 # --- leadership --------------------------------------------------------------------------------------------------
@@ -861,20 +848,3 @@ async def test_rec_090_handler_crash_is_contained(sqlite_lab: Lab) -> None:
         row = await after(storage, Stub(lambda _: crashes.pop(0) if crashes else Valid()), "confirmed", worker_count=1)
     assert [each.outcome for each in row.history] == ["transient", "transient", "valid"]
     assert [each.error for each in row.history][:2] == ["Strange: nobody expects it", "RecursionError: nor this"]
-
-
-def test_outcomes_are_settled_by_their_types() -> None:
-    """What the cases above meet one by one, side by side."""
-    claim = Claim(tx(1), "A", 1, 0, 0, 0, HOUR, 0.0)
-    ends = {type(outcome).__name__: settle(claim, outcome, quick(), lambda low, _: low).status for outcome in OUTCOMES}
-    assert ends == {
-        "Valid": "confirmed",
-        "Invalid": "deleted",
-        "Busy": "pending",
-        "NotFound": "pending",
-        "Transient": "pending",
-        "Permanent": "dead",
-    }
-
-
-OUTCOMES: list[Outcome] = [Valid(), Invalid(""), Busy(), NotFound(), Transient(""), Permanent("")]
