@@ -1,4 +1,4 @@
-"""The daemon as a process: its socket, its words with systemd, how it comes and goes, and a full disk."""
+"""The daemon as a process: its socket, its messages to systemd, start and end, and a full disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_systemd_may_pass_the_socket(tmp_path: Path) -> None:
         assert passed.exists()  # it is systemd's
 
 
-def words(notified: socket.socket, until: str) -> list[str]:
+def notifications(notified: socket.socket, until: str) -> list[str]:
     """Return what the daemon sends to systemd, up to a line with this beginning."""
     lines: list[str] = []
     while not lines or not lines[-1].startswith(until):
@@ -76,21 +76,21 @@ def notified(tmp_path: Path) -> Iterator[socket.socket]:
 def test_messages_to_systemd(tmp_path: Path, notified: socket.socket, enabled: bool) -> None:
     variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
     with running(tmp_path, variables, utxo={"enabled": enabled}) as daemon:
-        assert "READY=1" in words(notified, "READY=1")
+        notifications(notified, "READY=1")
         began = monotonic()
         for _ in range(5):
-            words(notified, "WATCHDOG=1")
+            notifications(notified, "WATCHDOG=1")
         assert 0.2 < monotonic() - began < 5
         if enabled:
             with daemon.client() as client:
                 client.ask(block(None, tx("a", output("ann"), output("bob"))))
-            assert words(notified, "STATUS=")[-1] == "STATUS=height 1, 2 unspent outputs"
+            assert notifications(notified, "STATUS=")[-1] == "STATUS=height 1, 2 unspent outputs"
         assert daemon.term() == 0
-        assert words(notified, "STOPPING=1")
+        assert notifications(notified, "STOPPING=1")
 
 
 def until_silent(notified: socket.socket, seconds: float) -> None:
-    """Wait until nothing has been lines for so long."""
+    """Wait until systemd has received nothing for some seconds."""
     notified.settimeout(seconds)
     with pytest.raises(TimeoutError):
         while True:
@@ -114,17 +114,17 @@ def test_messages_to_systemd_under_socket_activation(tmp_path: Path, notified: s
         try:
             until(daemon.socket.exists)
             with daemon.client() as client:
-                assert words(notified, "READY=1")[-1] == "READY=1"
+                assert notifications(notified, "READY=1")[-1] == "READY=1"
                 ack(client.ask(block(None)), "applied", point(block(None)))
-                assert words(notified, "STATUS=")[-1] == "STATUS=height 1, 0 unspent outputs"
+                assert notifications(notified, "STATUS=")[-1] == "STATUS=height 1, 0 unspent outputs"
                 begun = monotonic()
                 process.send_signal(signal.SIGHUP)
-                lines = words(notified, "READY=1")
+                lines = notifications(notified, "READY=1")
                 place = lines.index("RELOADING=1")
                 assert begun <= int(lines[place + 1].removeprefix("MONOTONIC_USEC=")) / 1e6 <= monotonic()
-                assert words(notified, "WATCHDOG=1")
+                assert notifications(notified, "WATCHDOG=1")
             process.terminate()
-            assert words(notified, "STOPPING=1")
+            assert notifications(notified, "STOPPING=1")
             assert process.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
         finally:
             process.kill()
@@ -134,12 +134,12 @@ def test_messages_to_systemd_under_socket_activation(tmp_path: Path, notified: s
 def test_a_blocked_writer_does_not_trigger_the_watchdog(tmp_path: Path, notified: socket.socket) -> None:
     variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
     with running(tmp_path, variables, shutdown_timeout="1s") as daemon:
-        words(notified, "WATCHDOG=1")
+        notifications(notified, "WATCHDOG=1")
         with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=4) as env, env.begin(write=True):
             until_silent(notified, 1.0)  # ten times as long as systemd would wait
             with daemon.client() as client:
                 assert client.hello()
-        words(notified, "WATCHDOG=1")
+        notifications(notified, "WATCHDOG=1")
 
 
 def test_stopping_is_reported_at_once(tmp_path: Path, notified: socket.socket) -> None:
@@ -150,7 +150,7 @@ def test_stopping_is_reported_at_once(tmp_path: Path, notified: socket.socket) -
             client.send({"seq": 1} | block(None))
             client.taken()
             daemon.process.terminate()
-            words(notified, "STOPPING=1")
+            notifications(notified, "STOPPING=1")
             assert daemon.alive()
         assert statuses(client.rest()) == ["applied"]
         assert daemon.wait() == 0
@@ -159,7 +159,7 @@ def test_stopping_is_reported_at_once(tmp_path: Path, notified: socket.socket) -
 def test_systemd_may_listen_on_an_abstract_socket(tmp_path: Path) -> None:
     name = f"utxod-test-{os.getpid()}"
     with listening("\0" + name) as notified, running(tmp_path, {"NOTIFY_SOCKET": "@" + name}):
-        assert words(notified, "READY=1") == ["READY=1"]
+        assert notifications(notified, "READY=1") == ["READY=1"]
 
 
 def test_a_second_daemon_is_refused(daemon: Daemon, client: Client) -> None:
@@ -290,7 +290,7 @@ def test_a_rollback_before_a_refused_block_stays_committed(tmp_path: Path) -> No
         answers = client.feed([blocks[2], back_to(blocks[0]), large])
         assert statuses(answers) == ["duplicate", "rolled_back", "store_full"]
         assert client.hello()["tip"] == point(blocks[0])
-        # all that shares the commit is refused with it, and each is variables
+        # all messages that share the commit are refused with it
         persisted: Message = {"type": "BlockPersisted", "height": 1}
         assert statuses(client.feed([large, persisted, chain(1, large)[0]])) == ["store_full"] * 3
         assert client.hello()["persisted_height"] is None

@@ -1,8 +1,7 @@
-"""The pure rules: who may spend what, in which order that is checked, and when a transaction may be forgotten."""
+"""Pure rules of transactions: who loses to others, counts of pages, and the order of parents and children."""
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -13,147 +12,22 @@ from handlers.spending import (
     Fault,
     TxFault,
     count_page,
-    data_output,
-    mine,
     parents_first,
-    record_fault,
     settle,
-    slot_fault,
-    unmine,
 )
-from storage.pool_layout import FROZEN, OutPoint, Page, Record, claim
-from storage.reassigned import Reassignment
+from storage.pool_layout import OutPoint, Record
 
 NAME, OTHER = b"\x0a" * 32, b"\x0b" * 32
-BY, BY_OTHER = claim(b"\x01" * 32, 0), claim(b"\x02" * 32, 3)
-RETENTION = 10
-HEIGHTS = st.integers(0, 50)
 
 
 def record(**fields: Any) -> Record:
     return Record(**{"outputs": 1, "recorded": 1} | fields)
 
 
-def page(**fields: Any) -> Page:
-    return Page(**{"outputs": 1, "recorded": 1} | fields)
-
-
-# --- spending ------------------------------------------------------------------------------------------------------
-
-RECORD_CHECKS: list[tuple[str, dict[str, Any]]] = [  # in the order of the contract
-    ("CREATING", {"creating": True}),
-    ("CONFLICTING", {"conflicting": True}),
-    ("LOCKED", {"locked": True}),
-    ("COINBASE_IMMATURE", {"spending_height": 101}),
-]
-
-
-@pytest.mark.parametrize("count", range(1, len(RECORD_CHECKS) + 1))
-def test_the_first_check_that_fails_is_reported(count: int) -> None:
-    for checks in combinations(RECORD_CHECKS, count):
-        fields = {key: value for _, wrong in checks for key, value in wrong.items()}
-        fault = record_fault(record(**fields), 100, ignore_locked=False, ignore_conflicting=False)
-        assert fault == Fault(checks[0][0])
-
-
-def test_flags_excuse_what_they_name_and_nothing_else() -> None:
-    everything = record(creating=True, conflicting=True, locked=True, spending_height=101)
-    seen = []
-    for field in ("creating", "conflicting", "locked", "spending_height"):
-        fault = record_fault(everything, 100, ignore_locked=True, ignore_conflicting=True)
-        seen.append(fault and fault.code)
-        setattr(everything, field, None if field == "spending_height" else False)
-    assert seen == ["CREATING", "COINBASE_IMMATURE", "COINBASE_IMMATURE", "COINBASE_IMMATURE"]
-    assert record_fault(everything, 100, ignore_locked=False, ignore_conflicting=False) is None
-    locked = record(locked=True)
-    assert record_fault(locked, 1, ignore_locked=False, ignore_conflicting=True) == Fault("LOCKED")
-    conflicting = record(conflicting=True)
-    assert record_fault(conflicting, 1, ignore_locked=True, ignore_conflicting=False) == Fault("CONFLICTING")
-
-
-@pytest.mark.parametrize(("height", "code"), [(108, "COINBASE_IMMATURE"), (109, None), (110, None)])
-def test_a_coinbase_is_ripe_at_its_spending_height(height: int, code: str | None) -> None:
-    fault = record_fault(record(spending_height=109), height, ignore_locked=False, ignore_conflicting=False)
-    assert (fault and fault.code) == code
-
-
-SLOT_CHECKS: list[tuple[str, bytes | None, dict[str, Any]]] = [  # from the last to the first
-    ("SPENT", NAME + BY_OTHER, {}),
-    ("FROZEN", NAME + FROZEN, {}),
-    ("FROZEN_UNTIL", NAME + FROZEN, {"spendable_in": {0: 101}}),
-    ("FROZEN_UNTIL", NAME + BY_OTHER, {"spendable_in": {0: 101}}),
-    ("FROZEN_UNTIL", NAME + BY, {"spendable_in": {0: 101}}),
-    ("UTXO_HASH_MISMATCH", OTHER + FROZEN, {"spendable_in": {0: 101}}),
-    ("UTXO_NOT_FOUND", None, {"spendable_in": {0: 101}}),
-    ("INVALID_SPEND", NAME + BY, {"deleted_children": [BY[:32]]}),
-]
-
-
-@pytest.mark.parametrize(("code", "row", "fields"), SLOT_CHECKS)
-def test_why_a_slot_cant_be_spent(code: str, row: bytes | None, fields: dict[str, Any]) -> None:
-    fault = slot_fault(page(**fields), 0, row, BY, 100, NAME)
-    assert fault is not None
-    assert fault.code == code
-    assert fault.spender == ((BY_OTHER[:32], 3) if code == "SPENT" else None)
-
-
-def test_what_a_slot_allows() -> None:
-    assert slot_fault(page(), 0, NAME, BY, 1, NAME) is None
-    assert slot_fault(page(), 0, NAME + BY, BY, 1, NAME) is None  # once more by the same input
-    assert slot_fault(page(), 0, OTHER, BY, 1) is None  # the caller knows no hash
-    assert slot_fault(page(deleted_children=[BY[:32]]), 0, NAME, BY, 1) is None  # only a replay is refused
-    assert slot_fault(page(deleted_children=[BY_OTHER[:32]]), 0, NAME + BY, BY, 1) is None
-    assert slot_fault(page(spendable_in={1: 999}), 0, NAME, BY, 1) is None  # another slot's
-
-
-@pytest.mark.parametrize(("height", "code"), [(1100, "FROZEN_UNTIL"), (1101, None), (1102, None)])
-def test_a_reassigned_output_is_spendable_at_its_height(height: int, code: str | None) -> None:
-    fault = slot_fault(page(spendable_in={0: 1101}), 0, NAME, BY, height)
-    assert (fault and fault.code) == code
-
-
-# --- being forgotten -----------------------------------------------------------------------------------------------
-
-DONE: dict[str, Any] = {"spent": 1, "block_ids": (7,), "main_ids": (7,), "external": True}
-# What a record says, its height of deletion before, and that after being settled at height 100.
-RULES: list[tuple[dict[str, Any], int | None, int | None]] = [
-    (DONE, None, 110),
-    (DONE, 110, 110),
-    (DONE, 105, 110),  # raised
-    (DONE, 200, 200),  # never lowered
-    (DONE | {"external": False}, None, 110),
-    (DONE | {"spent": 0}, 110, None),
-    (DONE | {"spent": 0}, None, None),
-    (DONE | {"block_ids": (), "main_ids": ()}, 110, None),
-    (DONE | {"unmined_since": 90}, 110, None),  # mined off the longest chain
-    (DONE | {"unmined_since": 0}, 110, None),  # unmined since the very first
-    (DONE | {"pages": 2, "spent_pages": 1}, 110, None),
-    (DONE | {"pages": 2, "spent_pages": 2}, None, 110),
-    (DONE | {"pages": 1, "spent_pages": None}, None, None),
-    (DONE | {"recorded": 0, "spent": 0}, None, 110),  # nothing that could be spent
-    (DONE | {"reassignments": (Reassignment(0, NAME, OTHER, 1, 9),)}, 110, None),  # spent by no block yet
-    (DONE | {"reassignments": (Reassignment(0, NAME, OTHER, 1, 9, spent=True),)}, None, 110),
-    (DONE | {"conflicting": True, "spent": 0}, None, 110),
-    (DONE | {"conflicting": True}, 105, 105),  # set once
-    (DONE | {"preserve_until": 500}, None, None),
-    (DONE | {"preserve_until": 500, "spent": 0}, 110, 110),  # not touched at all
-    (DONE | {"preserve_until": 500, "conflicting": True}, None, None),
-    (DONE | {"locked": True}, None, 110),
-]
-
-
-@pytest.mark.parametrize(("fields", "before", "after"), RULES)
-def test_when_a_transaction_is_to_be_deleted(fields: dict[str, Any], before: int | None, after: int | None) -> None:
-    settled = record(**fields, delete_at=before)
-    settle(settled, 100, RETENTION)
-    assert settled.delete_at == after
-
-
-def test_without_a_retention_nothing_is_ever_to_be_deleted() -> None:
-    for fields, before, _ in RULES:
-        kept = record(**fields, delete_at=before)
-        settle(kept, 100, 0)
-        assert kept.delete_at == before
+def test_without_a_retention_no_transaction_is_ever_to_be_deleted() -> None:
+    kept = record(spent=1, block_ids=(7,), main_ids=(7,))
+    settle(kept, 100, 0)
+    assert kept.delete_at is None
 
 
 def test_pages_are_counted_within_bounds() -> None:
@@ -166,63 +40,6 @@ def test_pages_are_counted_within_bounds() -> None:
         with pytest.raises(TxFault) as caught:
             count_page(large, by)
         assert (caught.value.code, large.spent_pages) == ("INVALID_PARAMETER", at)
-
-
-# --- being mined ---------------------------------------------------------------------------------------------------
-
-
-def test_a_block_is_entered_once_by_its_id() -> None:
-    mined = record(born=5, unmined_since=5, locked=True, creating=True)
-    mine(mined, 7, 100, 2, longest=True)
-    mine(mined, 7, 999, 9, longest=True)
-    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ((7,), (100,), (2,))
-    assert (mined.main_ids, mined.unmined_since, mined.locked, mined.creating) == ((7,), None, False, False)
-    assert mined.mined
-
-
-def test_a_block_off_the_longest_chain_leaves_it_unmined() -> None:
-    forked = record(born=5, unmined_since=5)
-    mine(forked, 8, 100, None, longest=False)
-    assert (forked.block_ids, forked.main_ids, forked.unmined_since, forked.mined) == ((8,), (), 5, False)
-    mine(forked, 9, 100, None, longest=True)
-    mine(forked, 10, 101, None, longest=False)
-    assert forked.main_ids == (9,)  # what is on the longest chain stays there
-    assert forked.unmined_since is None
-
-
-@pytest.mark.parametrize(("born", "since"), [(5, 5), (None, 101), (200, 101)])
-def test_without_its_last_block_it_is_as_old_as_it_ever_was(born: int | None, since: int) -> None:
-    mined = record(born=born, block_ids=(7,), block_heights=(100,), subtree_idxs=(0,), main_ids=(7,), locked=True)
-    unmine(mined, 7, 101)
-    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs, mined.main_ids) == ((), (), (), ())
-    assert (mined.unmined_since, mined.locked) == (since, False)
-
-
-def test_unmining_one_block_of_several() -> None:
-    mined = record(block_ids=(7, 8), block_heights=(100, 101), subtree_idxs=(1, None), main_ids=(7, 8))
-    unmine(mined, 99, 101)  # not one of its blocks
-    assert (mined.block_ids, mined.unmined_since) == ((7, 8), None)
-    unmine(mined, 7, 101)
-    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ((8,), (101,), (None,))
-    assert mined.main_ids == (8,)
-    assert mined.unmined_since is None
-
-
-@pytest.mark.parametrize(
-    ("value", "script", "data"),
-    [
-        (0, b"\x6a", True),
-        (0, b"\x6a\x01\x02", True),
-        (0, b"\x00\x6a\x01", True),
-        (1, b"\x6a", False),
-        (0, b"\x76", False),
-        (0, b"", False),
-        (0, b"\x00", False),
-        (0, b"\x00\x76\x6a", False),
-    ],
-)
-def test_data_outputs(value: int, script: bytes, data: bool) -> None:
-    assert data_output(value, script) is data
 
 
 # --- order ---------------------------------------------------------------------------------------------------------
