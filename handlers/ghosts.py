@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from handlers.transactions import TxView
-from storage.history.arrays import first_places, places_among_distinct, same_rows
+from storage.history.arrays import first_places, ranges, same_rows
 from storage.history.batch import Columns
 from storage.history.layout import Flags, Numbers, Records, outputs_in, words
 from storage.history.mined import RolledBack
@@ -46,7 +46,7 @@ def connect(view: TxView, block: Columns) -> Connected:
     given_rows = [block.txids[at].tobytes() for at in np.flatnonzero((numbers >= 0) & ~same).tolist()]
     spender = np.repeat(np.arange(len(block.txids)), block.inputs_of)
     places, spends = ghosts.claims_on(txn, block.previous, block.index)
-    who = [record.tobytes() for record in _ids(view, spends["spender"])]
+    who = [record.tobytes() for record in view.ghosts.records(view.txn, spends["spender"])["id"]]
     by = [block.txids[at].tobytes() for at in spender[places].tolist()]
     claims = zip(who, by, places.tolist(), strict=True)
     rivals = {loser: (winner, at) for loser, winner, at in claims if loser != winner}
@@ -108,12 +108,6 @@ def _losing(back: RolledBack) -> list[int]:
     return sorted(losing)
 
 
-def _ids(view: TxView, numbers: Numbers) -> Numbers:
-    wanted, back = places_among_distinct(numbers)
-    ids: Numbers = view.ghosts.records(view.txn, wanted)["id"].take(back, axis=0)
-    return ids
-
-
 def _same(view: TxView, block: Columns, numbers: Numbers) -> Flags:
     """Return which transactions of a block are ghosts, spend and pay the same, and have no rows separately."""
     same: Flags = (numbers >= 0) & (block.flags & (TxFlag.INVALID | TxFlag.COINBASE) == 0)
@@ -133,12 +127,6 @@ def _same(view: TxView, block: Columns, numbers: Numbers) -> Flags:
     return same
 
 
-def _ranges(starts: Numbers, counts: Numbers) -> Numbers:
-    """Return the numbers of ranges, one after the other."""
-    numbers: Numbers = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
-    return numbers
-
-
 def _all_of(good: Flags, counts: Numbers) -> Flags:
     """Return of which groups all are good."""
     bad = np.concatenate(([0], np.cumsum(~good)))
@@ -149,15 +137,15 @@ def _all_of(good: Flags, counts: Numbers) -> Flags:
 
 def _spend_alike(view: TxView, block: Columns, at: Numbers, records: Records) -> Flags:
     counts = block.inputs_of[at]
-    own = _ranges((np.cumsum(block.inputs_of) - block.inputs_of)[at], counts)
+    own = ranges((np.cumsum(block.inputs_of) - block.inputs_of)[at], counts)
     spends = view.ghosts.spends_of(view.txn, records)
     good = same_rows(spends["parent"], block.previous.take(own, axis=0)) & (spends["index"] == block.index[own])
-    good &= spends["input"] == _ranges(np.zeros(len(counts), np.int64), counts)
+    good &= spends["input"] == ranges(np.zeros(len(counts), np.int64), counts)
     return _all_of(good, counts)
 
 
 def _pay_alike(view: TxView, block: Columns, at: Numbers, numbers: Numbers) -> Flags:
     counts = block.outputs_of[at]
-    own = _ranges((np.cumsum(block.outputs_of) - block.outputs_of)[at], counts)
-    there, values = view.ghosts.values_of(view.txn, _ranges(numbers, counts))
+    own = ranges((np.cumsum(block.outputs_of) - block.outputs_of)[at], counts)
+    there, values = view.ghosts.values_of(view.txn, ranges(numbers, counts))
     return _all_of((there == block.spendable[own]) & (~there | (values == block.values[own])), counts)

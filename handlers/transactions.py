@@ -23,7 +23,6 @@ from storage.blobs import Blobs
 from storage.chain_txs import ChainTx, count, in_order
 from storage.disk import Txn
 from storage.ghost_layout import Ghost
-from storage.ghost_records import name_of, record_of
 from storage.history.mined import MinedStore
 from storage.pool import Pool
 from storage.pool_layout import FROZEN, HASH, HIGHEST, NO_NAME, Body, OutPoint, Page, Record, claim
@@ -109,8 +108,8 @@ class TxView:
         return None if (held := self.pooled(txid)) is None else held.record
 
     def _ghost_record(self, ghost: Ghost) -> Record:
-        claimed = [index for index, by in self.rows.claims(ghost.txid, 0).items() if by != FROZEN]
-        return record_of(self.ghosts, self.txn, ghost, claimed)
+        claimed = [index for index, by in self.rows.claims(ghost.tx.txid, 0).items() if by != FROZEN]
+        return self.ghosts.record(self.txn, ghost, claimed)
 
     def slot(self, held: Held, index: int) -> Slot:
         """Return the slot of an output: its name, then its spender or the mark of a frozen output."""
@@ -122,7 +121,7 @@ class TxView:
         if held.chain_tx is not None:
             name = self.chain.slot(self.txn, held.chain_tx, index)
         elif held.ghost is not None:
-            name = name_of(self.ghosts, self.txn, held.ghost, index)
+            name = self.ghosts.name(self.txn, held.ghost, index)
         else:
             return page, number, slot, self.rows.slot(txid, record, number, slot)
         by = None if name is None else self.claimed(txid, slot)
@@ -158,7 +157,7 @@ class TxView:
             theirs = self.ghosts.claims(self.txn, txid)
             claims = {index: claim(*by) for index, by in theirs.items()} | claims
         if ghost is not None:
-            names = {i: name_of(self.ghosts, self.txn, ghost, i) for i in self.ghosts.indexes(self.txn, ghost)}
+            names = {i: self.ghosts.name(self.txn, ghost, i) for i in self.ghosts.indexes(self.txn, ghost)}
             return {index: (name or NO_NAME) + claims.get(index, b"") for index, name in names.items()}
         found = self.chain.find(self.txn, txid) if claims else None
         rows = {index: found and self.chain.slot(self.txn, found, index) for index in claims}
@@ -246,7 +245,7 @@ class TxView:
             return False
         ghost, record, slots = held.ghost, held.record, self._claims_on_chain(txid)
         record.spent, inputs = self._ghost_record(ghost).spent, self.ghosts.inputs(self.txn, ghost)
-        self.ghosts.end(self.txn, np.array([ghost.number], np.int64))
+        self.ghosts.end(self.txn, np.array([ghost.tx.number], np.int64))
         held.ghost = None
         del self._haunting[txid]
         self.enter(txid, record, slots, Body(in_order(inputs)))

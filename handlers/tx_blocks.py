@@ -325,8 +325,9 @@ class TxBlocks:
         for block in self.chain.going_back(view.txn, back, ~new_ghosts):
             undo_some(view, back, block, undone)
         view.flush()
-        self.pool.ghosts.make(view.txn, self.chain.ghost_columns(view.txn, back, new_ghosts), now())
-        view.forget_ghosts()
+        if new_ghosts.any():
+            self.pool.ghosts.make(view.txn, back, new_ghosts, *self.chain.outputs_of(view.txn, back), now())
+            view.forget_ghosts()
         return undone
 
     def settle_undone(self, view: TxView, undone: Undone) -> None:

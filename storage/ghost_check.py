@@ -10,7 +10,6 @@ from storage.disk import Txn
 from storage.ghost_index import BY_ID, BY_PARENT
 from storage.ghost_layout import Generation
 from storage.ghosts import Ghosts
-from storage.history.layout import Numbers, Records, Words
 
 
 def findings(ghosts: Ghosts, txn: Txn) -> Iterator[str]:
@@ -30,36 +29,29 @@ def findings(ghosts: Ghosts, txn: Txn) -> Iterator[str]:
 
 
 def _generation(ghosts: Ghosts, txn: Txn, generation: Generation) -> Iterator[str]:
-    name, counts, left = f"generation {generation.number} of the ghosts", [0, 0], 0
+    name, left = f"generation {generation.number} of the ghosts", 0
+    listed = {kind: ghosts.index.read(txn, generation.part(kind)) for kind in _KINDS}
+    counts = dict.fromkeys(_KINDS, 0)
     for block in range(generation.blocks):
         ghosts.block(txn, generation.number, block)
     for records in ghosts.parts(txn, generation):
         spends = ghosts.spends_of(txn, records)
         if np.any(spends["spender"] != np.repeat(records["number"], records["spent"])):
             yield f"{name} has spends whose spender is not their transaction"
-        for n, (kind, some, ids) in enumerate(((BY_ID, records, "id"), (BY_PARENT, spends, "parent"))):
-            counts[n] += len(some)
-            for number in _unlisted(ghosts, txn, generation, kind, some[ids][:, 0], some["number"]).tolist():
+        for kind, some, ids in ((BY_ID, records, "id"), (BY_PARENT, spends, "parent")):
+            counts[kind] += len(some)
+            places, numbers = listed[kind].find(some[ids][:, 0])
+            found = numbers[numbers == some["number"][places]]
+            for number in np.setdiff1d(some["number"], found).tolist():
                 yield f"{name}: the index of its {_KINDS[kind]} has no entry for number {number}"
         left += int(ghosts.live(txn, records["number"]).sum())
-    for kind, count in zip((BY_ID, BY_PARENT), counts, strict=True):
-        entries, ordered = ghosts.index.size(txn, generation.part(kind))
-        if entries != count:
-            yield f"{name}: the index of its {_KINDS[kind]} has {entries} entries, expected {count}"
-        if not ordered:
+    for kind, entries in listed.items():
+        if len(entries.numbers) != counts[kind]:
+            yield f"{name}: the index of its {_KINDS[kind]} has {len(entries.numbers)} entries, expected {counts[kind]}"
+        if np.any(entries.prefixes[1:] < entries.prefixes[:-1]):
             yield f"{name}: the index of its {_KINDS[kind]} is not in order"
     if left != generation.left:
         yield f"{name} has {left} ghosts, but its row counts {generation.left}"
 
 
 _KINDS = {BY_ID: "transactions", BY_PARENT: "spends"}
-
-
-def _unlisted(
-    ghosts: Ghosts, txn: Txn, generation: Generation, kind: int, prefixes: Words, numbers: Numbers
-) -> Numbers:
-    order = np.argsort(prefixes, kind="stable")
-    places, entries = ghosts.index.find(txn, generation.part(kind), prefixes[order])
-    listed: Records = entries["number"][entries["number"] == numbers[order][places]]
-    lost: Numbers = np.setdiff1d(numbers, listed)
-    return lost

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from storage.history.layout import Flags, Numbers, Records, Words
+from storage.history.layout import TxFound
 
 META, TX, OUTPUT, SPEND, INDEX, LIVE = "ghost", "ghost_tx", "ghost_output", "ghost_spend", "ghost_index", "ghost_live"
 TABLES = (META, TX, OUTPUT, SPEND, INDEX, LIVE)
@@ -70,30 +70,11 @@ class Generations(Struct, array_like=True):
     found: list[Generation]
 
 
-class RolledBackBlocks(NamedTuple):
-    """What a rollback rolls back, with the history's numbers; those transactions become ghosts that are `ghosts`.
-
-    `parents` and `indexes` are the outputs that `spends` (of `SPEND`) spent, whose spenders are numbers here.
-    """
-
-    blocks: list[tuple[int, int]]  # heights and first numbers, the lowest first
-    first: int
-    end: int
-    txs: Records  # as the history has them, with `block` counted from the first of these blocks
-    ghosts: Flags
-    outputs: Records
-    heap: bytes
-    spends: Records
-    parents: Words
-    indexes: Numbers
-
-
 class Ghost(NamedTuple):
-    """A transaction that is a ghost."""
+    """A transaction that is a ghost, and the numbers of its spends."""
 
-    number: int
-    txid: bytes
-    record: Records
+    tx: TxFound
+    spends: range
     generation: Generation
 
 

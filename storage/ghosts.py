@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Collection, Iterator
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -14,7 +13,7 @@ import numpy as np
 from storage import keys
 from storage.disk import Disk, Txn
 from storage.errors import Damaged
-from storage.ghost_index import BY_ID, BY_PARENT, GhostIndex
+from storage.ghost_index import BY_ID, BY_PARENT, Entries, GhostIndex
 from storage.ghost_layout import (
     GENERATIONS,
     GHOST_SPEND,
@@ -30,9 +29,8 @@ from storage.ghost_layout import (
     Generation,
     Generations,
     Ghost,
-    RolledBackBlocks,
 )
-from storage.history.arrays import distinct, joined, places_among_distinct, same_rows, stable_order
+from storage.history.arrays import joined, places_among_distinct, ranges, same_rows
 from storage.history.bits import StoredBits, open_chunk, set_stored
 from storage.history.layout import (
     OUTPUT_RECORD,
@@ -42,31 +40,28 @@ from storage.history.layout import (
     Records,
     Words,
     delete_from,
-    outputs_in,
+    to_body,
+    to_tx,
     words,
 )
+from storage.history.mined import RolledBack
 from storage.history.stored_values import StoredValues
 from storage.history.values import KEY, Values
+from storage.pool_layout import HIGHEST, OutPoint, Record, output_hash
 from storage.rows import open_row, seal_row
-
-OutPoint = tuple[bytes, int]
 
 
 class _Reads(NamedTuple):
-    """What was read in one transaction; every change drops it."""
+    """What was read in one transaction; a generation that is made or deleted drops it."""
 
     txn: Txn
     txs: StoredValues
     outputs: StoredValues
     spends: StoredValues
-    bits: StoredBits
 
 
 class Ghosts:
-    """The ghosts on one disk. What is read is what the transaction has.
-
-    Only the prefixes of generations are kept in memory, to find quickly that most transactions are not ghosts.
-    """
+    """The ghosts on one disk. What is read is what the transaction has; the index alone is kept in memory."""
 
     def __init__(self, disk: Disk) -> None:
         tables = disk.tables
@@ -109,54 +104,32 @@ class Ghosts:
                 StoredValues(txn, self._tx, GHOST_TX),
                 StoredValues(txn, self._output, OUTPUT_RECORD),
                 StoredValues(txn, self._spend, GHOST_SPEND),
-                StoredBits(txn, self._live),
             )
         return reads
 
     # --- made and ended ------------------------------------------------------------------------------------------
 
-    def make(self, txn: Txn, columns: RolledBackBlocks, made_at: int) -> None:
-        """Keep what a rollback rolls back."""
+    def make(self, txn: Txn, back: RolledBack, some: Flags, outputs: Records, heap: bytes, made_at: int) -> None:
+        """Store some transactions of rolled-back blocks as a generation; `outputs` are those of the blocks."""
         self._reads = None
-        if not columns.ghosts.any():
-            return
         before = self.generations(txn)
         last = before[-1] if before else Generation(-1, 0, 0, 0, 0, 0, 0, 0)
-        number, first, first_spend = last.number + 1, last.end, last.end_spend
-        shift = first - columns.first
-        txs, spends = self._columns(columns, shift, first_spend)
-        outputs = columns.outputs.copy()
+        number, shift = last.number + 1, last.end - back.first
+        txs, spends = _columns(back, some, shift, last.end_spend)
+        outputs = outputs.copy()
         outputs["number"] += shift
         Values(self._tx, GHOST_TX, heap=False).append(txn, txs)
-        Values(self._output, OUTPUT_RECORD, heap=True).append(txn, outputs, columns.heap)
+        Values(self._output, OUTPUT_RECORD, heap=True).append(txn, outputs, heap)
         Values(self._spend, GHOST_SPEND, heap=False).append(txn, spends)
         self.index.put(txn, (number, made_at, BY_ID), txs["id"][:, 0], np.zeros(len(txs), np.int64), txs["number"])
         self.index.put(txn, (number, made_at, BY_PARENT), spends["parent"][:, 0], spends["index"], spends["number"])
         set_stored(txn, self._live, txs["number"], to=True)
-        blocks = [Block(height, block_first + shift) for height, block_first in columns.blocks]
+        blocks = [Block(min(block.height, HIGHEST), block.first + shift) for block in back.blocks]
         rows = [(keys.u32(number) + keys.u32(n), seal_row(block)) for n, block in enumerate(blocks)]
         txn.cursor(self._meta).putmulti(rows)
-        end, end_spend = first + columns.end - columns.first, first_spend + len(spends)
-        made = Generation(number, first, end, first_spend, end_spend, len(columns.blocks), made_at, len(txs))
+        ends = back.end + shift, last.end_spend, last.end_spend + len(spends)
+        made = Generation(number, last.end, *ends, len(blocks), made_at, len(txs))
         self._put_generations(txn, [*before, made])
-
-    @staticmethod
-    def _columns(columns: RolledBackBlocks, shift: int, first_spend: int) -> tuple[Records, Records]:
-        """Return the ghosts, and what they spend in their order."""
-        some = columns.txs.compress(columns.ghosts)
-        txs = np.zeros(len(some), GHOST_TX)
-        for name in ("id", "fee", "counts", "block", "size", "subtree"):
-            txs[name] = some[name]
-        txs["number"] = some["number"] + shift
-        own = np.isin(columns.spends["spender"], some["number"])
-        spends = np.zeros(int(own.sum()), GHOST_SPEND)
-        spends["number"] = first_spend + np.arange(len(spends))
-        spends["parent"], spends["index"] = columns.parents[own], columns.indexes[own]
-        spends["input"], spends["spender"] = columns.spends["input"][own], columns.spends["spender"][own] + shift
-        starts = np.searchsorted(spends["spender"], txs["number"], "left")
-        txs["spends"] = first_spend + starts
-        txs["spent"] = np.searchsorted(spends["spender"], txs["number"], "right") - starts
-        return txs, spends
 
     def _put_generations(self, txn: Txn, generations: list[Generation]) -> None:
         self._none_in = None
@@ -167,7 +140,6 @@ class Ghosts:
 
     def end(self, txn: Txn, numbers: Numbers) -> None:
         """End these ghosts; each of the transactions is one."""
-        self._reads = None
         set_stored(txn, self._live, numbers, to=False)
         kept = list[Generation]()
         for each in self.generations(txn):
@@ -178,16 +150,16 @@ class Ghosts:
                 self._delete(txn, each)
         self._put_generations(txn, kept)
 
-    def _delete(self, txn: Txn, columns: Generation) -> None:
-        front = keys.u32(columns.number)
+    def _delete(self, txn: Txn, each: Generation) -> None:
+        self._reads, front = None, keys.u32(each.number)
         delete_from(txn, self._meta, front, lambda key: key.startswith(front) and len(key) == 8)
-        self.index.delete(txn, columns.number)
+        self.index.delete(txn, each.number)
         for table, first, end in (
-            (self._tx, columns.first, columns.end),
-            (self._output, columns.first, columns.end),
-            (self._spend, columns.first_spend, columns.end_spend),
+            (self._tx, each.first, each.end),
+            (self._output, each.first, each.end),
+            (self._spend, each.first_spend, each.end_spend),
         ):
-            delete_from(txn, table, KEY.pack(first), partial(_below, KEY.pack(end)))
+            delete_from(txn, table, KEY.pack(first), KEY.pack(end).__gt__)
 
     def clear(self, txn: Txn) -> None:
         """Remove all ghosts."""
@@ -197,55 +169,53 @@ class Ghosts:
 
     # --- many at once --------------------------------------------------------------------------------------------
 
+    def _indexes(self, txn: Txn, kind: int) -> Iterator[Entries]:
+        for generation in self.generations(txn):
+            yield self.index.entries(txn, generation.part(kind))
+
     def find_many(self, txn: Txn, ids: Words) -> Numbers:
         """Return the numbers of the ghosts that have these ids, -1 if there is none."""
-        found, order = np.full(len(ids), -1, np.int64), stable_order(ids[:, 0])
-        for generation in self.generations(txn):
-            places, entries = self.index.find(txn, generation.part(BY_ID), ids[order, 0])
-            lives = self._at(txn).bits.has(entries["number"])
-            places, numbers = order[places[lives]], entries["number"][lives]
-            by_number = stable_order(numbers)
-            places, numbers = places[by_number], numbers[by_number]
-            records = self.records(txn, distinct(numbers))
-            theirs = records["id"].take(np.searchsorted(records["number"], numbers), axis=0)
-            same = same_rows(theirs, ids.take(places, axis=0))
+        found = np.full(len(ids), -1, np.int64)
+        for entries in self._indexes(txn, BY_ID):
+            places, numbers = entries.find(ids[:, 0])
+            if len(numbers) == 0:  # as in most generations for a single id
+                continue
+            lives = self.live(txn, numbers)
+            places, numbers = places[lives], numbers[lives]
+            same = same_rows(self.records(txn, numbers)["id"], ids.take(places, axis=0))
             found[places[same]] = numbers[same]
         return found
 
-    def claims_on(self, txn: Txn, parents: Words, indexes: Numbers) -> tuple[Numbers, Records]:
-        """Return the claims of ghosts on outpoints: the places of these among them, and the spends."""
-        order = stable_order(parents[:, 0])
+    def claims_on(self, txn: Txn, parents: Words, indexes: Numbers | None = None) -> tuple[Numbers, Records]:
+        """Return the claims of ghosts on outputs: the places of these outputs' parents, and the spends.
+
+        Without `indexes`, claims on all outputs of the parents.
+        """
         places, found = [np.empty(0, np.int64)], [np.empty(0, GHOST_SPEND)]
-        for generation in self.generations(txn):
-            some, entries = self.index.find(txn, generation.part(BY_PARENT), parents[order, 0], indexes[order])
-            at, spends = order[some], self._spends(txn, entries["number"])
-            same = same_rows(spends["parent"], parents.take(at, axis=0))
-            at, spends = at[same], spends.compress(same)
-            lives = self._at(txn).bits.has(spends["spender"])
-            places.append(at[lives])
-            found.append(spends.compress(lives))
+        for entries in self._indexes(txn, BY_PARENT):
+            at, numbers = entries.find(parents[:, 0], indexes)
+            if len(numbers) == 0:
+                continue
+            spends = self._spends(txn, numbers)
+            same = same_rows(spends["parent"], parents.take(at, axis=0)) & self.live(txn, spends["spender"])
+            places.append(at[same])
+            found.append(spends.compress(same))
         return np.concatenate(places), joined(found, GHOST_SPEND)
 
     def records(self, txn: Txn, numbers: Numbers) -> Records:
-        """Return the records of ascending numbers."""
-        parts = [records for _, records, _ in self._at(txn).txs.many(numbers)]
-        return joined(parts, GHOST_TX)
+        """Return the records of transactions.
+
+        Raises:
+            Damaged: one is missing.
+        """
+        return _of(self._at(txn).txs, GHOST_TX, numbers, "a ghost is")
 
     def _spends(self, txn: Txn, numbers: Numbers) -> Records:
-        """Return spends, in the order of their numbers given."""
-        wanted, back = places_among_distinct(numbers)
-        parts = [records for _, records, _ in self._at(txn).spends.many(wanted)]
-        found = joined(parts, GHOST_SPEND)
-        if len(found) != len(wanted):
-            raise Damaged("the spends of a ghost are missing")
-        return found.take(back)
+        return _of(self._at(txn).spends, GHOST_SPEND, numbers, "the spends of a ghost are")
 
     def spends_of(self, txn: Txn, records: Records) -> Records:
         """Return what ghosts spend, by their records, one after the other."""
-        counts = records["spent"].astype(np.int64)
-        starts = np.cumsum(counts) - counts
-        numbers = np.arange(int(counts.sum())) + np.repeat(records["spends"] - starts, counts)
-        return self._spends(txn, numbers)
+        return self._spends(txn, ranges(records["spends"], records["spent"].astype(np.int64)))
 
     def values_of(self, txn: Txn, numbers: Numbers) -> tuple[Flags, Words]:
         """Return which outputs of ascending numbers can be spent, and their amounts."""
@@ -258,26 +228,30 @@ class Ghosts:
 
     def find(self, txn: Txn, txid: bytes) -> Ghost | None:
         """Return a ghost."""
-        for generation, number in self._numbers(txn, BY_ID, txid):
-            if self._at(txn).bits.is_set(number) and (found := self._record(txn, number))["id"].tobytes() == txid:
-                return Ghost(number, txid, found, generation)
+        prefix = int.from_bytes(txid[:8], "little")
+        for generation in self.generations(txn):
+            for number in self.index.entries(txn, generation.part(BY_ID)).under(prefix):
+                if (found := self._at(txn).txs.get(number)) is None:
+                    raise Damaged(f"ghost {number} is missing")
+                tx, first = to_tx(found[0]), int(found[0]["spends"])
+                if tx.txid == txid and StoredBits(txn, self._live).is_set(number):
+                    return Ghost(tx, range(first, first + int(found[0]["spent"])), generation)
         return None
 
-    def _numbers(self, txn: Txn, kind: int, txid: bytes, index: int | None = None) -> list[tuple[Generation, int]]:
-        """Return what an index has under a transaction's prefix, or under that and the index of an output."""
-        prefix, found = int.from_bytes(txid[:8], "little"), list[tuple[Generation, int]]()
-        for generation in self.generations(txn):
-            size = generation.end - generation.first + generation.end_spend - generation.first_spend
-            if self.index.may_have(txn, generation.part(kind), size, prefix):
-                numbers = self.index.numbers(txn, generation.part(kind), prefix, index)
-                found += [(generation, number) for number in numbers]
-        return found
-
-    def _record(self, txn: Txn, number: int) -> Records:
-        found = self._at(txn).txs.get(number)
-        if found is None:
-            raise Damaged(f"ghost {number} is missing")
-        return found[0]
+    def record(self, txn: Txn, ghost: Ghost, claimed: Collection[int]) -> Record:
+        """Return the record that a ghost would have; `claimed` are outputs that others than ghosts claim."""
+        recorded, tx = self.indexes(txn, ghost), ghost.tx
+        return Record(
+            outputs=tx.outputs,
+            recorded=len(recorded),
+            spent=len({*self.claims(txn, ghost.tx.txid), *claimed}.intersection(recorded)),
+            total=tx.outputs,
+            partial=True,
+            created_at=ghost.generation.made_at,
+            unmined_since=self.block(txn, ghost.generation.number, tx.block).height,
+            fee=tx.fee,
+            size=tx.size,
+        )
 
     def block(self, txn: Txn, generation: int, block: int) -> Block:
         """Return a block of a generation.
@@ -293,36 +267,34 @@ class Ghosts:
 
     def inputs(self, txn: Txn, ghost: Ghost) -> list[tuple[int, OutPoint]]:
         """Return what a ghost spends, and by which of its inputs."""
-        spends = self.spends_of(txn, np.array([ghost.record], GHOST_TX))
+        spends = self._spends(txn, np.array(ghost.spends, np.int64))
         ids, fields = spends["parent"].tobytes(), zip(spends["input"].tolist(), spends["index"].tolist(), strict=True)
         return [(at, (ids[n * 32 : n * 32 + 32], index)) for n, (at, index) in enumerate(fields)]
 
     def indexes(self, txn: Txn, ghost: Ghost) -> list[int]:
         """Return which outputs of a ghost can be spent."""
-        numbers = self._at(txn).outputs.within(ghost.number, ghost.number + _outputs(ghost))
-        return [number - ghost.number for number in numbers.tolist()]
+        numbers = self._at(txn).outputs.within(ghost.tx.number, ghost.tx.number + ghost.tx.outputs)
+        return [number - ghost.tx.number for number in numbers.tolist()]
 
-    def output(self, txn: Txn, ghost: Ghost, index: int) -> Found | None:
-        """Return an output of a ghost that can be spent."""
-        found = self._at(txn).outputs.get(ghost.number + index)
-        if found is None or index >= _outputs(ghost):
+    def name(self, txn: Txn, ghost: Ghost, index: int) -> bytes | None:
+        """Return the name of an output of a ghost that can be spent."""
+        found = self._at(txn).outputs.get(ghost.tx.number + index)
+        if found is None or index >= ghost.tx.outputs:
             return None
         record, raw = found
         length = int(record["address"])
-        return Found(ghost.number + index, int(record["value"]), raw[:length], raw[length:])
+        output = Found(ghost.tx.number + index, int(record["value"]), raw[:length], raw[length:])
+        return output_hash(ghost.tx.txid, index, to_body(output))
 
     def claims(self, txn: Txn, txid: bytes, index: int | None = None) -> dict[int, tuple[bytes, int]]:
         """Return the ghosts that claim outputs of a transaction, with their inputs: all outputs, or one."""
-        numbers = [number for _, number in self._numbers(txn, BY_PARENT, txid, index)]
-        if not numbers:
+        prefix = int.from_bytes(txid[:8], "little")
+        if not any(entries.under(prefix) for entries in self._indexes(txn, BY_PARENT)):
             return {}
-        spends = self._spends(txn, np.array(numbers, np.int64))
-        spends = spends.compress(same_rows(spends["parent"], words(txid)))
-        spends = spends.compress(self._at(txn).bits.has(spends["spender"]))
-        wanted, back = places_among_distinct(spends["spender"])
-        ids = self.records(txn, wanted)["id"]
-        fields = zip(spends["index"].tolist(), spends["input"].tolist(), back.tolist(), strict=True)
-        return {index: (ids[who].tobytes(), at) for index, at, who in fields}
+        _, spends = self.claims_on(txn, words(txid), None if index is None else np.array([index]))
+        ids = self.records(txn, spends["spender"])["id"].tobytes()
+        fields = zip(spends["index"].tolist(), spends["input"].tolist(), strict=True)
+        return {index: (ids[n * 32 : n * 32 + 32], at) for n, (index, at) in enumerate(fields)}
 
     # --- walks ---------------------------------------------------------------------------------------------------
 
@@ -343,7 +315,9 @@ class Ghosts:
                         found += [ids[at : at + 32] for at in range(0, len(ids), 32)]
                 yield from ((height, txid) for txid in sorted(found))
 
-    # --- for checks ------------------ ----------------------------------------------------------------------------
+    def txids(self, txn: Txn) -> list[bytes]:
+        """Return the ids of all ghosts, in order."""
+        return sorted(txid for _, txid in self.by_height(txn, 0, keys.LAST_U32))
 
     def parts(self, txn: Txn, generation: Generation) -> Iterator[Records]:
         """Yield the transactions of a generation, also those that are no longer ghosts."""
@@ -352,20 +326,35 @@ class Ghosts:
 
     def live(self, txn: Txn, numbers: Numbers) -> Flags:
         """Return which numbers are marked as ghosts."""
-        return self._at(txn).bits.has(numbers)
+        return StoredBits(txn, self._live).has(numbers)
 
     def bits(self, txn: Txn) -> int:
         """Return how many numbers are marked as ghosts."""
         return sum(int.from_bytes(open_chunk(key, value)).bit_count() for key, value in txn.cursor(self._live))
 
-    def txids(self, txn: Txn) -> list[bytes]:
-        """Return the ids of all ghosts, in order."""
-        return sorted(txid for _, txid in self.by_height(txn, 0, keys.LAST_U32))
+
+def _columns(back: RolledBack, which: Flags, shift: int, first_spend: int) -> tuple[Records, Records]:
+    """Return the ghosts, and what they spend in their order."""
+    some = back.txs.compress(which)
+    txs = np.zeros(len(some), GHOST_TX)
+    for name in ("id", "fee", "counts", "size", "subtree"):
+        txs[name] = some[name]
+    txs["number"], txs["block"] = some["number"] + shift, some["block"] - np.uint32(back.target + 1)
+    own = np.isin(back.spends["spender"], some["number"])
+    spends = np.zeros(int(own.sum()), GHOST_SPEND)
+    spends["number"] = first_spend + np.arange(len(spends))
+    spends["parent"], spends["index"] = back.parents[own], back.indexes[own]
+    spends["input"], spends["spender"] = back.spends["input"][own], back.spends["spender"][own] + shift
+    starts = np.searchsorted(spends["spender"], txs["number"], "left")
+    txs["spends"] = first_spend + starts
+    txs["spent"] = np.searchsorted(spends["spender"], txs["number"], "right") - starts
+    return txs, spends
 
 
-def _below(end: bytes, key: bytes) -> bool:
-    return key < end
-
-
-def _outputs(ghost: Ghost) -> int:
-    return int(outputs_in(ghost.record["counts"]))
+def _of(stored: StoredValues, record: np.dtype[np.void], numbers: Numbers, what: str) -> Records:
+    """Return the records of these numbers, which have one each, in the order given."""
+    wanted, back = places_among_distinct(numbers)
+    found = joined((records for _, records, _ in stored.many(wanted)), record)
+    if len(found) != len(wanted):
+        raise Damaged(f"{what} missing")
+    return found.take(back)

@@ -264,13 +264,14 @@ def test_entries_are_found_by_prefix_and_index(
         disk.write(lambda txn: index.put(txn, part, prefixes, columns[:, 1], numbers))
         requests = np.array(sorted(wanted), np.int64).reshape(-1, 2)
         with disk.read() as txn:
-            places, entries = index.find(txn, part, (requests[:, 0] * 2**60).astype(np.uint64), requests[:, 1])
-            found = sorted(zip(places.tolist(), entries["number"].tolist(), strict=True))
+            entries = index.entries(txn, part)
+            places, found_numbers = entries.find((requests[:, 0] * 2**60).astype(np.uint64), requests[:, 1])
+            found = sorted(zip(places.tolist(), found_numbers.tolist(), strict=True))
             assert found == sorted(
                 (place, n) for place, want in enumerate(sorted(wanted)) for n, key in enumerate(stored) if key == want
             )
-            places, entries = index.find(txn, part, (requests[:, 0] * 2**60).astype(np.uint64))
-            found = sorted(zip(places.tolist(), entries["number"].tolist(), strict=True))
+            places, found_numbers = entries.find((requests[:, 0] * 2**60).astype(np.uint64))
+            found = sorted(zip(places.tolist(), found_numbers.tolist(), strict=True))
             assert found == sorted(
                 (place, n)
                 for place, (want, _) in enumerate(sorted(wanted))
@@ -327,7 +328,7 @@ def test_a_wrong_count_is_found(local: LocalStore) -> None:
     ghosts = local.transactions.pool.ghosts
     with local.disk.read() as txn:
         number = int(ghosts.find_many(txn, words(txid("a")))[0])
-        assert ghosts.index.size(txn, ghosts.generations(txn)[0].part(BY_ID)) == (4, True)
+        assert len(ghosts.index.read(txn, ghosts.generations(txn)[0].part(BY_ID)).numbers) == 4
     local.disk.write(lambda txn: set_stored(txn, local.disk.tables[LIVE], np.array([number]), to=False))
     found = audit(local.transactions).findings
     assert "generation 0 of the ghosts has 3 ghosts, but its row counts 4" in found

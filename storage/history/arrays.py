@@ -70,6 +70,12 @@ def joined(parts: Iterable[Records], record: np.dtype[np.void]) -> Records:
     return np.frombuffer(b"".join(part.data for part in map(np.ascontiguousarray, parts)), record)
 
 
+def ranges(starts: Numbers, counts: Numbers) -> Numbers:
+    """Return the numbers of ranges, one after the other."""
+    numbers: Numbers = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    return numbers
+
+
 def _begins(ordered: Words | Numbers) -> Flags:
     """Return where elements in order differ from the one before."""
     begins = np.ones(len(ordered), np.bool_)

@@ -14,8 +14,7 @@ import numpy as np
 from storage.chain_txs import ChainTx, GoingBack, Spend, in_order
 from storage.disk import Txn
 from storage.errors import Damaged
-from storage.ghost_layout import RolledBackBlocks
-from storage.history.arrays import distinct, joined
+from storage.history.arrays import distinct, joined, ranges
 from storage.history.layout import (
     OUTPUT_RECORD,
     REPLACED,
@@ -61,6 +60,11 @@ class RolledBack(NamedTuple):
     def first(self) -> int:
         """Return the first number that a rollback would return."""
         return self.blocks[0].first
+
+    @property
+    def end(self) -> int:
+        """Return the number above the last one."""
+        return self.blocks[-1].first + self.blocks[-1].numbers
 
     def txids(self) -> list[bytes]:
         """Return the ids of all transactions."""
@@ -226,17 +230,10 @@ class MinedStore:
         homes = reads.stored.home_columns(spends["number"])
         return RolledBack(target, blocks, txs, spends, *homes, self._reused(txn, txs))
 
-    def ghost_columns(self, txn: Txn, back: RolledBack, ghosts: Flags) -> RolledBackBlocks:
-        """Return what becomes of transactions that are ghosts now."""
-        stored, blocks, first = self._at(txn).stored, back.blocks, back.first
-        end = blocks[-1].first + blocks[-1].numbers
-        parts = list(stored.outputs.span(first, end))
-        outputs = joined((records for records, _ in parts), OUTPUT_RECORD)
-        txs = back.txs.copy()
-        txs["block"] -= np.uint32(back.target + 1)
-        places = [(min(block.height, HIGHEST), block.first) for block in blocks]
-        heap = b"".join([heap for _, heap in parts])
-        return RolledBackBlocks(places, first, end, txs, ghosts, outputs, heap, back.spends, back.parents, back.indexes)
+    def outputs_of(self, txn: Txn, back: RolledBack) -> tuple[Records, bytes]:
+        """Return the outputs of the blocks above `target`, and the bytes next to them."""
+        parts = list(self._at(txn).stored.outputs.span(back.first, back.end))
+        return joined((records for records, _ in parts), OUTPUT_RECORD), b"".join([heap for _, heap in parts])
 
     def going_back(self, txn: Txn, back: RolledBack, some: Flags) -> Iterator[GoingBack]:
         """Yield the blocks above `target` from the tip down, each with some of the transactions."""
@@ -324,8 +321,7 @@ def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Fl
     some, found = np.flatnonzero(counts > 0), np.zeros(len(first), np.bool_)
     if len(some):
         starts = np.cumsum(counts[some]) - counts[some]
-        numbers = np.arange(int(counts[some].sum())) + np.repeat(first[some] - starts, counts[some])
-        found[some] = np.logical_or.reduceat(has(numbers), starts)
+        found[some] = np.logical_or.reduceat(has(ranges(first[some], counts[some])), starts)
     return found
 
 
