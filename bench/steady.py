@@ -123,6 +123,13 @@ class Payments:
 @click.option(
     "--every", default=1000, show_default=True, type=click.IntRange(min=1), help="Blocks for each printed line."
 )
+@click.option(
+    "--interval-ms",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Time from one block to the next; 0 sends each as soon as the one before it is acknowledged.",
+)
 @click.option("--fsync/--no-fsync", default=True, show_default=True, help="Whether commits wait for the disk.")
 @click.option("--seed", default=1, show_default=True, help="Random seed of the chain.")
 @click.option("--work", type=click.Path(path_type=Path), help="Folder for the store; by default a temporary one.")
@@ -133,6 +140,7 @@ def steady(
     live: int,
     window: int,
     every: int,
+    interval_ms: int,
     fsync: bool,
     seed: int,
     work: Path | None,
@@ -148,7 +156,7 @@ def steady(
         shutil.rmtree(folder, ignore_errors=True)
         with running(folder, more=more, module=module) as daemon:
             rows = list[Row]()
-            for row in _rows(daemon, Payments(txs, live, seed), blocks, every):
+            for row in _rows(daemon, Payments(txs, live, seed), blocks, every, interval_ms / 1000):
                 if not (rows or as_json):
                     click.echo("".join(f"  {name}" for name in row.__struct_fields__))
                 click.echo(msgspec.json.encode(row) if as_json else row.line())
@@ -166,12 +174,13 @@ def steady(
         click.echo(f"  {name:24} {slope:+.4g}, {share:+.2%} of the mean")
 
 
-def _rows(daemon: Daemon, chain: Payments, blocks: int, every: int) -> Iterator[Row]:
+def _rows(daemon: Daemon, chain: Payments, blocks: int, every: int, interval_s: float) -> Iterator[Row]:
     client, waits = Client(daemon.folder / "utxod.sock"), list[float]()
     client.stream(chain.fill())
-    before = written_mb(daemon.folder)
+    before, started = written_mb(daemon.folder), time.perf_counter()
     for number in range(1, blocks + 1):
         frame = [chain.block()]
+        time.sleep(max(0.0, started + number * interval_s - time.perf_counter()))
         began = time.perf_counter()
         client.stream(frame)
         waits.append(time.perf_counter() - began)
