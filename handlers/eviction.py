@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from time import time
-from typing import Any
 
 import structlog
 from msgspec import Struct, field
@@ -21,7 +20,7 @@ from handlers.claims import spend
 from handlers.creation import Write
 from handlers.events import Tx, TxSubmitted
 from handlers.new_records import known, large, size_of
-from handlers.removal import Removal
+from handlers.removal import remove
 from handlers.spending import Rules, TxFault
 from handlers.states import Status
 from handlers.transactions import TxView
@@ -33,15 +32,9 @@ _ROWS = 5_000  # that a step examines before it stops
 _ANCESTORS = 1_000  # unmined transactions that one may build on while the limits are reached
 _STEPS = 200  # for one large submission
 _AT_ONCE = 1_000  # children that are remembered of one transaction
-_CAUSES: dict[str, AnyCause] = {"limit": Withdrawn("evicted"), "age": Expired()}  # by reason
 
-
-class PendingFull(TxFault):
-    """A submission for which there is no space; nothing of it was stored."""
-
-    def __init__(self, code: str, message: str, **detail: int) -> None:
-        super().__init__(code, message)
-        self.detail: dict[str, Any] = detail
+Report = Callable[[TxView, bytes, Status, int | None, AnyCause], None]  # transaction, status, height or None, cause
+_CAUSES: dict[str, AnyCause] = {"limit": Withdrawn("evicted"), "age": Expired()}
 
 
 class EvictionNumbers(Struct):
@@ -53,6 +46,7 @@ class EvictionNumbers(Struct):
 class _Gone(Struct):
     """What one write has evicted."""
 
+    reason: str = "limit"
     count: int = 0
     size: int = 0
     oldest_at: int | None = None  # milliseconds
@@ -80,35 +74,28 @@ async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
     raise await write(lambda view: evictor.refusal(view, evicted))
 
 
-Report = Callable[[TxView, bytes, Status, int | None, AnyCause], None]  # transaction, status, height or None, cause
-
-
 class Evictor:
     """Evicts pending submissions, inside the write transaction of the caller. `report` is called for each one."""
 
-    def __init__(self, removal: Removal, rules: Rules, report: Report) -> None:
-        self._removal, self._rules, self._report = removal, rules, report
+    def __init__(self, rules: Rules, report: Report) -> None:
+        self._rules, self._report = rules, report
         self.numbers = EvictionNumbers()
         self._path: dict[bytes, _Visit] = {}  # from the oldest submission to one that builds on it
-        self._wrote = False
-        self.begin()
+        self._gone, self._wrote = _Gone(), False
 
     def begin(self) -> None:
         """Reset the results of an attempt at this write."""
         if self._wrote:
             self._path.clear()
-        self._gone = {reason: _Gone() for reason in _CAUSES}
-        self._wrote = False
+        self._gone, self._wrote = _Gone(), False
 
     def settle(self) -> None:
-        """Reload the totals from disk."""
-        now = int(time() * 1000)
-        for reason, gone in self._gone.items():
-            if gone.count:
-                self.numbers.evicted[reason] += gone.count
-                age_s = None if gone.oldest_at is None else round(max(now - gone.oldest_at, 0) / 1000, 1)
-                log.warning("pending_evicted", reason=reason, count=gone.count, bytes=gone.size, oldest_age_s=age_s)
-        self._wrote = False
+        """Count what a commit has evicted."""
+        gone, self._wrote = self._gone, False
+        if gone.count:
+            self.numbers.evicted[gone.reason] += gone.count
+            age_s = None if gone.oldest_at is None else round(max(time() - gone.oldest_at / 1000, 0), 1)
+            log.warning("pending_evicted", reason=gone.reason, count=gone.count, bytes=gone.size, oldest_age_s=age_s)
         self.begin()
 
     def look_again(self, txids: Iterable[bytes] | None) -> None:
@@ -136,25 +123,26 @@ class Evictor:
             return 0, True
         if most and size > most:
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
-            raise PendingFull("too_large", what, bytes=size, max_pending_bytes=most)
+            raise TxFault("too_large", what, detail={"bytes": size, "max_pending_bytes": most})
         height, recorded = view.height + 1, event.on_spent == "record"
         spend(view, tx.txid, tx.inputs, height, wanted=event.wanted, is_new=True, only_check=True, keeps_loser=recorded)
-        before = self._gone["limit"].count
-        if (spared := self._ancestors(view, tx)) is not None:
+        before = self._gone.count
+        if (spared := _ancestors(view, tx)) is not None:
             self._step(view, "limit", lambda: self._full(view, size), spared)
-        return self._gone["limit"].count - before, not self._full(view, size)
+        return self._gone.count - before, not self._full(view, size)
 
     def _half_made(self, view: TxView, tx: Tx) -> bool:
         """Return whether this is another attempt at a large transaction that was interrupted: it has its space."""
         record = view.record(tx.txid)
         return record is not None and record.creating and large(self._rules, tx)
 
-    def refusal(self, view: TxView, evicted: int) -> PendingFull:
+    def refusal(self, view: TxView, evicted: int) -> TxFault:
         """Return why a submission is refused although this many others were evicted for it."""
         totals = view.rows.totals
         what = f"{totals.count} transactions of {totals.size} bytes wait for a block: there is no space for another"
         advice = "send it again later, or raise transactions.max_pending_count and max_pending_bytes"
-        return PendingFull("PENDING_FULL", f"{what}; {advice}", count=totals.count, bytes=totals.size, evicted=evicted)
+        detail = {"count": totals.count, "bytes": totals.size, "evicted": evicted}
+        return TxFault("PENDING_FULL", f"{what}; {advice}", detail=detail)
 
     def _full(self, view: TxView, size: int) -> bool:
         rules, totals = self._rules, view.rows.totals
@@ -162,20 +150,6 @@ class Evictor:
             (rules.max_pending_count and totals.count >= rules.max_pending_count)
             or (rules.max_pending_bytes and totals.size + size > rules.max_pending_bytes)
         )
-
-    def _ancestors(self, view: TxView, tx: Tx) -> set[bytes] | None:
-        """Return the unmined transactions that a submission builds on, None when they are too many."""
-        found, waiting = set[bytes](), [txid for txid, _ in tx.inputs]
-        while waiting:
-            if (txid := waiting.pop()) in found:
-                continue
-            record = view.record(txid)
-            if record is not None and record.unmined_since is not None:
-                found.add(txid)
-                waiting += [parent for parent, _ in view.inputs(txid)]
-            if len(found) > _ANCESTORS:
-                return None
-        return found
 
     # --- age -----------------------------------------------------------------------------------------------------
 
@@ -199,6 +173,7 @@ class Evictor:
     def _step(self, view: TxView, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
         """Evict whole packages while needed, up to the limit of one step."""
         rows, self._wrote, passed = _ROWS, True, set(spared)
+        self._gone.reason = reason
         if self._path and next(iter(self._path)) in passed:
             self._path.clear()
         while rows > 0 and (self._path or wanted()):
@@ -207,9 +182,9 @@ class Evictor:
                 if oldest is None:
                     return
                 self._path = {oldest: _Visit()}
-            rows -= self._visit(view, reason, passed)
+            rows -= self._visit(view, passed)
 
-    def _visit(self, view: TxView, reason: str, passed: set[bytes]) -> int:
+    def _visit(self, view: TxView, passed: set[bytes]) -> int:
         """Go one transaction on, or remove one; return how many rows were examined.
 
         When something on the way has to stay, the submission at its beginning is put back in line, and is `passed`.
@@ -221,8 +196,8 @@ class Evictor:
             return 1
         rows = 1
         if not at.children:
-            held_back, rows = self._look(view, txid, record, at)
-            if held_back:
+            stays, rows = self._look(view, txid, record, at)
+            if stays:
                 passed.add(first := next(iter(self._path)))
                 self._path.clear()
                 oldest = view.record(first)
@@ -235,14 +210,8 @@ class Evictor:
         elif at.page < record.pages:
             at.page += 1
         else:
-            self._removal.remove(view, txid, record)
-            self._report(view, txid, "pruned", None, _CAUSES[reason])
             del self._path[txid]
-            gone = self._gone[reason]
-            gone.count += 1
-            if record.submission is not None:
-                gone.size += record.weight
-                gone.oldest_at = min(gone.oldest_at or record.created_at, record.created_at)
+            self._evict(view, txid, record)
         return rows
 
     def _look(self, view: TxView, txid: bytes, record: Record, at: _Visit) -> tuple[bool, int]:
@@ -267,6 +236,27 @@ class Evictor:
             if len(at.children) == _AT_ONCE:
                 break
         return False, rows + len(at.children)
+
+    def _evict(self, view: TxView, txid: bytes, record: Record) -> None:
+        gone = self._gone
+        remove(view, txid, record)
+        self._report(view, txid, "pruned", None, _CAUSES[gone.reason])
+        gone.count += 1
+        if record.submission is not None:
+            gone.size += record.weight
+            gone.oldest_at = min(gone.oldest_at or record.created_at, record.created_at)
+
+
+def _ancestors(view: TxView, tx: Tx) -> set[bytes] | None:
+    """Return the unmined transactions that a submission builds on, None when they are too many."""
+    found, waiting = set[bytes](), [txid for txid, _ in tx.inputs]
+    while waiting and len(found) <= _ANCESTORS:
+        txid = waiting.pop()
+        record = None if txid in found else view.record(txid)
+        if record is not None and record.unmined_since is not None:
+            found.add(txid)
+            waiting += [parent for parent, _ in view.inputs(txid)]
+    return found if len(found) <= _ANCESTORS else None
 
 
 def _oldest(view: TxView) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from handlers import conflicts, states
+from handlers import conflicts, removal, states
 from handlers.causes import Decided, InBlock, Withdrawn
 from handlers.events import (
     AckStatus,
@@ -26,7 +26,6 @@ from handlers.events import (
     TxWithdrawn,
     WinnersDecided,
 )
-from handlers.eviction import PendingFull
 from handlers.refusal import Refusal
 from handlers.spending import Mined, TxFault
 from handlers.submission import submit
@@ -87,11 +86,8 @@ def refusal(fault: TxFault) -> Refusal:
     if isinstance(fault.__cause__, StoreFull):
         return Refusal("store_full", str(fault.__cause__), retryable=True)
     retryable = fault.code in _RETRYABLE or any(other.code in _RETRYABLE for other in fault.inputs.values())
-    if isinstance(fault, PendingFull):
-        return Refusal(fault.code, fault.message, retryable=retryable, detail=fault.detail)
-    if not fault.inputs:
-        return Refusal(fault.code, fault.message, retryable=retryable)
-    return Refusal(fault.code, fault.message, retryable=retryable, detail={"inputs": fault.entries()})
+    detail: dict[str, object] = {"inputs": fault.entries()} if fault.inputs else fault.detail
+    return Refusal(fault.code, fault.message, retryable=retryable, detail=detail)
 
 
 def _all_or_nothing(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
@@ -143,9 +139,9 @@ def withdraw(view: TxView, tx_blocks: TxBlocks, txids: Sequence[bytes], reason: 
     """Remove transactions of the pool and what builds on them, and publish that.
 
     Raises:
-        TxFault: as `Removal.withdraw`; nothing is removed then.
+        TxFault: as `removal.withdraw`; nothing is removed then.
     """
-    for txid in tx_blocks.removal.withdraw(view, txids):
+    for txid in removal.withdraw(view, txids):
         tx_blocks.report(view, txid, "withdrawn", cause=Withdrawn(reason))
 
 

@@ -1,8 +1,8 @@
-"""Removal of single unmined transactions, and the work that remains after the commit.
+"""Removal of single unmined transactions, and of the blobs that this leaves.
 
 The claims of a removed transaction end, its parents forget it as a conflicting child, and its record goes. Of a large
 one only the first page goes with the master; the pruner removes the others. A blob is deleted next to the chain
-(`handlers.evicting`), once the commit is there.
+(`daemon.pruning`), once the commit is there.
 """
 
 from __future__ import annotations
@@ -28,71 +28,64 @@ log = structlog.get_logger("transactions")
 _DELETING_S = 0.02  # how long a turn deletes blobs
 
 
-class Removal:
-    """Removes transactions inside the write transaction of the caller."""
+def remove(view: TxView, txid: bytes, record: Record) -> None:
+    """Remove a transaction; its descendants were removed before, or are removed in the same write."""
+    view.release_inputs(txid)
+    enter_child(view, txid, on=False)
+    if record.external:
+        view.transactions.unused_blobs.append(blob_name(txid, partial=record.partial))
+    if record.pages:
+        view.rows.remove_page(txid, 0)
+        JobStore(view.pool.disk).leave(view.txn, [(txid, record.pages)])
+    else:
+        view.remove(txid)
 
-    def __init__(self, jobs: JobStore) -> None:
-        self._jobs = jobs
-        self.blobs: list[str] = []  # to be deleted if their transactions were removed: a write may fail
 
-    def remove(self, view: TxView, txid: bytes, record: Record) -> None:
-        """Remove a transaction; its descendants were removed before, or are removed in the same write."""
-        view.release_inputs(txid)
-        enter_child(view, txid, on=False)
-        if record.external:
-            self.blobs.append(blob_name(txid, partial=record.partial))
-        if record.pages:
-            view.rows.remove_page(txid, 0)
-            self._jobs.leave(view.txn, [(txid, record.pages)])
-        else:
-            view.remove(txid)
+def withdraw(view: TxView, txids: Iterable[bytes]) -> list[bytes]:
+    """Remove transactions and what builds on them; return all of them, nearest first.
 
-    # --- withdrawing ---------------------------------------------------------------------------------------------
+    Everything is checked before the first one is removed. A transaction with a frozen or reassigned output stays:
+    submitted again it would be neither. Locks and preservations do not protect.
 
-    def withdraw(self, view: TxView, txids: Iterable[bytes]) -> list[bytes]:
-        """Remove transactions and what builds on them; return all of them, nearest first.
+    Raises:
+        TxFault: `TX_NOT_FOUND`; `IN_CHAIN`, `CREATING` or `FROZEN`, also for one that builds on them.
+    """
+    found: dict[bytes, None] = {}
+    waiting: deque[tuple[bytes, str]] = deque((txid, "") for txid in dict.fromkeys(txids))
+    while waiting:
+        txid, why = waiting.popleft()
+        if txid in found:
+            continue
+        if _may_be_withdrawn(view, txid, why):
+            found[txid] = None
+            builds = why or f", which builds on {txid.hex()}"
+            waiting += ((child, builds) for child in children(view, txid))
+        elif not why:
+            raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
+    for txid in found:
+        record = view.record(txid)  # others have left it meanwhile
+        assert record is not None
+        remove(view, txid, record)
+    return list(found)
 
-        Everything is checked before the first one is removed. A transaction with a frozen or reassigned output stays:
-        submitted again it would be neither. Locks and preservations do not protect.
 
-        Raises:
-            TxFault: `TX_NOT_FOUND`; `IN_CHAIN`, `CREATING` or `FROZEN`, also for one that builds on them.
-        """
-        found: dict[bytes, None] = {}
-        waiting: deque[tuple[bytes, str]] = deque((txid, "") for txid in dict.fromkeys(txids))
-        while waiting:
-            txid, why = waiting.popleft()
-            if txid in found:
-                continue
-            if self._check(view, txid, why):
-                found[txid] = None
-                builds = why or f", which builds on {txid.hex()}"
-                waiting += ((child, builds) for child in children(view, txid))
-            elif not why:
-                raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
-        for txid in found:
-            record = view.record(txid)  # others have left it meanwhile
-            assert record is not None
-            self.remove(view, txid, record)
-        return list(found)
+def _may_be_withdrawn(view: TxView, txid: bytes, why: str) -> bool:
+    """Return whether a withdrawable transaction exists. `why` is the part of an error that names its ancestor.
 
-    def _check(self, view: TxView, txid: bytes, why: str) -> bool:
-        """Return whether a withdrawable transaction exists. `why` is the part of an error that names its ancestor.
-
-        Raises:
-            TxFault: it may not: `CREATING`, `IN_CHAIN`, or `FROZEN`.
-        """
-        record = view.record(txid)
-        if txid in view.transactions.on_their_way or (record is not None and record.creating):
-            raise TxFault("CREATING", f"transaction {txid.hex()}{why} is being created: send it again later")
-        if view.chain.find(view.txn, txid) is not None or (record is not None and record.unmined_since is None):
-            raise TxFault("IN_CHAIN", f"transaction {txid.hex()}{why} is in a block: only a rollback undoes that")
-        for number in range(record.pages + 1 if record else 0):
-            page = view.rows.page(txid, number)
-            reassigned = page is not None and page.reassignments
-            if reassigned or any(spending.frozen(row) for _, row in view.slots(txid, number)):
-                raise TxFault("FROZEN", f"transaction {txid.hex()}{why} has a frozen or reassigned output")
-        return record is not None
+    Raises:
+        TxFault: it may not: `CREATING`, `IN_CHAIN`, or `FROZEN`.
+    """
+    record, name = view.record(txid), f"transaction {txid.hex()}{why}"
+    if txid in view.transactions.on_their_way or (record is not None and record.creating):
+        raise TxFault("CREATING", f"{name} is being created: send it again later")
+    if view.chain.find(view.txn, txid) is not None or (record is not None and record.unmined_since is None):
+        raise TxFault("IN_CHAIN", f"{name} is in a block: only a rollback undoes that")
+    for number in range(record.pages + 1 if record else 0):
+        page = view.rows.page(txid, number)
+        reassigned = page is not None and page.reassignments
+        if reassigned or any(spending.frozen(row) for _, row in view.slots(txid, number)):
+            raise TxFault("FROZEN", f"{name} has a frozen or reassigned output")
+    return record is not None
 
 
 def delete_orphans(transactions: Transactions, names: list[str]) -> tuple[int, int]:

@@ -50,7 +50,8 @@ class Fault(Struct, frozen=True):
 class TxFault(Exception):
     """An operation on a transaction that can't be carried out: nothing was changed.
 
-    `inputs` has the faults of inputs or outputs, by their number, and `outpoints` all outpoints.
+    `inputs` has the faults of inputs or outputs, by their number, and `outpoints` all outpoints; `detail` is for the
+    sender of another fault.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class TxFault(Exception):
         *,
         inputs: Mapping[int, Fault] | None = None,
         outpoints: Sequence[OutPoint] = (),
+        detail: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.inputs, self.outpoints = code, message, inputs or {}, outpoints
+        self.detail = dict(detail or {})
 
     def rival(self, txid: bytes) -> bytes | None:
         """Return the claimant of the first input that `txid` cannot spend; None unless all of those are claimed."""

@@ -49,6 +49,7 @@ class Transactions:
     def __init__(self, pool: Pool, chain: MinedStore, blobs: Blobs, rules: Rules) -> None:
         self.pool, self.chain, self.blobs, self.rules = pool, chain, blobs, rules
         self.on_their_way: set[bytes] = set()  # large transactions that wait for their first page
+        self.unused_blobs: list[str] = []  # of removed transactions, if the write that removed them has not failed
         self.given_up: dict[bytes, float] = {}  # owners of locks that they could not give back, and when those end
 
     def view(self, txn: Txn, tip: int | None = None) -> TxView:

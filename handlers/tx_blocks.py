@@ -18,13 +18,11 @@ from handlers.change_log import ChangeLog
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
 from handlers.eviction import Evictor
 from handlers.reconcile import Repair
-from handlers.removal import Removal
-from handlers.states import Status, set_conflicting
+from handlers.states import Status, clear_creating, set_conflicting
 from handlers.transactions import Transactions, TxView, now, show
 from handlers.undoing import Undone, undo_some
 from storage.disk import Txn
 from storage.history.batch import Columns
-from storage.jobs import JobStore
 from storage.pool_layout import FROZEN, HASH, HIGHEST, Record, claim
 
 log = structlog.get_logger("transactions")
@@ -45,8 +43,7 @@ class TxBlocks:
     def __init__(self, transactions: Transactions, changes: ChangeLog | None = None) -> None:
         self.transactions, self.chain, self.pool = transactions, transactions.chain, transactions.pool
         self.changes = changes or ChangeLog(self.pool.disk)
-        self.removal = Removal(JobStore(self.pool.disk))
-        self.evictor = Evictor(self.removal, transactions.rules, self.report)
+        self.evictor = Evictor(transactions.rules, self.report)
         self.repairs: list[Repair] = []  # of the write that is being made
         self._repaired = 0  # records that commits have repaired since `take_repaired`
         self.bare = True  # no record, no claim

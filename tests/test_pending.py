@@ -14,6 +14,7 @@ from chains import Branches, at, back_to, block, output, txid
 from messages import Listener, message, take
 from stores import ALL_TABLES, open_store, open_transactions
 
+from daemon.pruning import evict_aged
 from handlers import eviction, new_records
 from handlers.audit import audit
 from handlers.chain import Chain
@@ -31,7 +32,6 @@ from handlers.events import (
     TxSubmitted,
     TxWithdrawn,
 )
-from handlers.evicting import evict_aged
 from handlers.new_records import size_of
 from handlers.spending import Rules
 from handlers.transactions import TxView
