@@ -2,14 +2,14 @@
 
 Lock, blob, pages (the master first) with `creating`, flags cleared (the master last, and the inputs spent with it),
 lock released. Nothing of it can be spent, and nothing is spent by it, before the master's flag is cleared. What an
-interruption leaves heals by the same transaction again, by a block that has it, or by the recovery scan.
+interruption leaves heals by the same transaction again, by a block that has it, at startup, or by the recovery scan.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from secrets import token_bytes
 from time import time
@@ -21,7 +21,9 @@ from handlers import new_records
 from handlers.claims import spend
 from handlers.events import TxSubmitted
 from handlers.spending import TxFault
+from handlers.states import set_locked
 from handlers.transactions import Transactions, TxView
+from storage import heights, keys
 from storage.blobname import blob_name
 from storage.blobs import BlobFailed
 from storage.errors import StoreFull
@@ -231,3 +233,47 @@ class Creation:
         known = view.get(self.tx.txid)
         if known is not None and not known.record.creating:
             raise Overtaken("a block contains it")
+
+
+# --- what an earlier run has left --------------------------------------------------------------------------------
+
+
+def end_locks(view: TxView) -> int:
+    """End the locks of submissions; return how many transactions wait for a block, ghosts and coinbases apart."""
+    waiting = 0
+    for txid, record in _unmined(view):
+        if not record.conflicting and not record.creating:
+            if record.locked and not record.locked_by_operator:
+                set_locked(view, txid, on=False)
+            waiting += not record.is_coinbase
+    return waiting
+
+
+def _unmined(view: TxView) -> Iterator[tuple[bytes, Record]]:
+    """Yield the transactions with a record of their own that wait for a block, the oldest first."""
+    for _, txid in list(heights.entries(view.txn, view.pool.unmined, keys.LAST_U32, 0, None)):
+        record = view.record(txid)
+        if record is not None:
+            yield txid, record
+
+
+def heal(view: TxView) -> tuple[list[bytes], list[bytes]]:
+    """Complete or remove what creations left half-made, when none is running; return the completed and the removed."""
+    completed, removed = list[bytes](), list[bytes]()
+    for txid, record in _unmined(view):
+        if record.creating:
+            (completed if complete(view, txid) else removed).append(txid)
+    return completed, removed
+
+
+def complete(view: TxView, txid: bytes) -> bool:
+    """Complete a half-made creation; remove it and return False if a page is missing or an input can't be spent."""
+    view.rows.put_lock(txid, None)
+    try:
+        with view.all_or_nothing():
+            new_records.finish(view, txid)
+    except TxFault as fault:
+        log.warning("creation_removed", txid=txid.hex(), why=str(fault))
+        view.remove(txid)
+        return False
+    return True

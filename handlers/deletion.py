@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from msgspec import Struct, field
 
 from handlers import spending
-from handlers.parent_marks import ParentMarks
 from handlers.prune_request import Terms
 from handlers.states import preserve
 from handlers.transactions import Held, Transactions, TxView
@@ -63,8 +62,6 @@ class Deletion:
     def __init__(self, transactions: Transactions, terms: Terms) -> None:
         self.transactions, self.pool, self.terms = transactions, transactions.pool, terms
 
-    # --- parents of old unmined transactions ---------------------------------------------------------------------
-
     def preserve(self, txn: Txn, height: int, after: Place | None) -> Step:
         """Keep the parents of some old unmined transactions, never for shorter than they are kept already.
 
@@ -92,13 +89,7 @@ class Deletion:
         step, view = Step(), self.transactions.view(txn)
         for place in self._places(step, txn, self.pool.preserved, height, after, self.terms.batch_size):
             try:
-                record = view.record(place.txid)
-                if record is None or record.preserve_until != place.height:
-                    raise Damaged(
-                        f"the index of preservations has {place.txid.hex()} at {place.height}, not its record"
-                    )
-                if self.pool.not_indexed(txn, place.txid, record):
-                    raise Damaged(f"an index does not have what the record of {place.txid.hex()} says")
+                record = _indexed_record(view, place, "preserve_until")
             except UNREADABLE as error:
                 step.errors[place.txid] = str(error)
                 continue
@@ -108,8 +99,6 @@ class Deletion:
         view.flush()
         return step
 
-    # --- deleting ------------------------------------------------------------------------------------------------
-
     def delete_due(self, txn: Txn, safe: int, after: Place | None) -> Step:
         """Delete transactions that are due at the height `safe`, and mark them on their parents.
 
@@ -118,149 +107,28 @@ class Deletion:
         """
         step = Step()
         places = self._places(step, txn, self.pool.delete_at, safe, after, self.terms.settings.chunk_size)
-        done = self._delete_each(step, txn, places, safe, blobs_gone=False)
-        if done < len(places):
-            step.next = places[done - 1]
-        return step
+        return self._delete_each(step, txn, places, safe, blobs_gone=False)
 
     def delete_these(self, txn: Txn, safe: int, places: Sequence[Place]) -> Step:
         """Delete transactions whose blobs are deleted, if they are still due."""
-        self._delete_each(step := Step(), txn, places, safe, blobs_gone=True)
-        return step
+        return self._delete_each(Step(), txn, places, safe, blobs_gone=True)
 
-    def _delete_each(self, step: Step, txn: Txn, places: Sequence[Place], safe: int, *, blobs_gone: bool) -> int:
-        """Delete what may be deleted; return how many places were examined."""
-        view, done, rows = self.transactions.view(txn), 0, 0
-        marks = ParentMarks(view)
+    def _delete_each(self, step: Step, txn: Txn, places: Sequence[Place], safe: int, *, blobs_gone: bool) -> Step:
+        view, rows = self.transactions.view(txn), 0
+        deleting = _Deleting(view, self.terms, step, safe, blobs_gone=blobs_gone)
         for place in places:
             try:
-                rows += self._delete(view, place, safe, marks, step, blobs_gone=blobs_gone)
+                rows += deleting.delete(place)
             except HeldBack as reason:
                 step.skipped[place.txid] = str(reason)
             except UNREADABLE as error:
                 step.errors[place.txid] = str(error)
-            done += 1
             if rows >= self.terms.batch_size and not blobs_gone:
+                step.next = place if place != places[-1] else step.next
                 break
-        step.counts["parents_updated"] = len(marks.pages)
+        step.counts["parents_updated"] = len(deleting.marked)
         view.flush()
-        return done
-
-    def _delete(
-        self, view: TxView, place: Place, safe: int, marks: ParentMarks, step: Step, *, blobs_gone: bool
-    ) -> int:
-        """Delete a transaction; return how many rows that removes."""
-        txid, record = place.txid, self._check(view, place, safe, marks)
-        self._settle_claims(view, txid, record)
-        parents = list(self._parents(view, txid, marks))
-        if record.external and not blobs_gone:
-            step.with_blobs.append((place, blob_name(txid, partial=record.partial)))
-            return 0
-        # From here on nothing can fail: everything that is written was read.
-        for parent, number, spends in parents:
-            marks.mark(parent, number, txid, spends=spends)
-        marks.forget(txid, record)
-        if record.pages:
-            view.rows.remove_page(txid, 0)
-            step.left.append((txid, record.pages))
-        else:
-            view.remove(txid)
-        step.deleted.append(txid)
-        step.counts.update(transactions_deleted=1, records_deleted=1 + record.pages, blobs_deleted=record.external)
-        return 2 + record.recorded
-
-    def _check(self, view: TxView, place: Place, safe: int, marks: ParentMarks) -> Record:
-        """Return the record of what may be deleted.
-
-        Raises:
-            HeldBack: it may not, now.
-            Damaged: it can't be read.
-        """
-        txid, record = place.txid, view.record(place.txid)
-        if record is None or record.delete_at != place.height or self.pool.not_indexed(view.txn, txid, record):
-            raise Damaged(f"the index of what is to be deleted has {txid.hex()} at {place.height}, not its record")
-        if record.preserve_until is not None:
-            raise HeldBack("preserved")
-        if record.creating:
-            raise HeldBack("creating")
-        if (record.reassignments or record.pages) and self._may_come_back(view, txid):
-            raise HeldBack("reassigned")
-        few = record.pages and not self.terms.settings.defensive and self.pool.unmined_count(view.txn) < record.total
-        if few and self._check_unmined(view, txid, record, marks):
-            return record
-        for number in range(record.pages + 1):
-            if marks.page(txid, number) is not None:
-                self._check_spenders(view, txid, number, marks.children(txid, number), safe)
-        return record
-
-    def _may_come_back(self, view: TxView, txid: bytes) -> bool:
-        """Return whether a rollback may bring an output back that was reassigned: it is still its new owner's then."""
-        found = view.chain.find(view.txn, txid) if (given := self.pool.reassigned.of(view.txn, txid)) else None
-        return found is not None and any(view.chain.slot(view.txn, found, index) is not None for index, _ in given)
-
-    def _check_unmined(self, view: TxView, txid: bytes, record: Record, marks: ParentMarks) -> bool:
-        """Postpone a large transaction because of an unmined child: searching these takes less time.
-
-        Return False if one of them can't be read: what it spends is not known then.
-        """
-        try:
-            for _, child in self.pool.due(view.txn, self.pool.unmined, keys.LAST_U32):
-                spent = {record.place(index)[0] for parent, index in view.inputs(child) if parent == txid}
-                if any(child not in marks.children(txid, number) for number in spent):
-                    waits = view.record(child)
-                    if waits is not None and not waits.conflicting:
-                        raise HeldBack("unmined_child")
-        except UNREADABLE:
-            return False
-        return True
-
-    def _check_spenders(self, view: TxView, txid: bytes, number: int, gone: Collection[bytes], safe: int) -> None:
-        """Postpone a parent because a child may still need it."""
-        examined, defensive = set[bytes](), self.terms.settings.defensive
-        for _, row in view.slots(txid, number):
-            if not spending.spent(row) or (child := claimant(row)[0]) in examined or child in gone:
-                continue
-            examined.add(child)
-            try:
-                held = view.get(child) if defensive else view.pooled(child)
-            except UNREADABLE as error:
-                raise HeldBack("unreadable_child") from error
-            if held is None:
-                continue
-            record = held.record
-            if record.unmined_since is not None and not record.conflicting:
-                raise HeldBack("unmined_child")
-            if defensive and not (record.mined and safe >= max(record.block_heights) + view.rules.retention):
-                raise HeldBack("unstable_child")
-
-    def _settle_claims(self, view: TxView, txid: bytes, record: Record) -> None:
-        """End claims on parents without a record: a loser's is free again, for another the parent gets a record."""
-        for parent, index in view.inputs(txid):
-            claimed = None if view.record(parent) is not None else view.claimed(parent, index)
-            if claimed is None or claimed[:HASH] != txid:
-                continue
-            if record.conflicting:
-                view.drop_claim(parent, index)
-            elif view.get(parent) is not None:
-                view.need(parent)
-
-    def _parents(self, view: TxView, txid: bytes, marks: ParentMarks) -> Iterator[tuple[bytes, int, bool]]:
-        """Yield the pages of parents that are affected by a deletion, and whether the child spends there.
-
-        A deleted parent is not created again, and one without a record needs no marker: the chain has the spend.
-        """
-        for parent, index in view.inputs(txid):
-            record = view.record(parent)
-            if record is None:
-                continue
-            if txid in record.conflicting_children:
-                yield parent, 0, False
-            number, _ = record.place(index)
-            if marks.page(parent, number) is None:
-                continue
-            row = view.slot(Held(parent, record), index)[3]
-            if spending.spent(row) and row is not None and claimant(row)[0] == txid:
-                yield parent, number, True
+        return step
 
     def sweep_page(self, txn: Txn, txid: bytes, number: int) -> None:
         """Remove a page of a deleted large transaction, unless a new record of the same id has such a page."""
@@ -288,3 +156,142 @@ class Deletion:
         places = [Place(*entry) for entry in islice(entries, limit)]
         step.next = places[-1] if len(places) == limit else None
         return places
+
+
+def _indexed_record(view: TxView, place: Place, field: str) -> Record:
+    """Return the record of an entry of the index of `field`, or raise `Damaged` if it contradicts the indexes."""
+    record, txid = view.record(place.txid), place.txid
+    if record is None or getattr(record, field) != place.height or view.pool.not_indexed(view.txn, txid, record):
+        raise Damaged(f"the index of {field} has {txid.hex()} at {place.height}, which its record contradicts")
+    return record
+
+
+class _Deleting:
+    """The deletions of one write, and the marks that parents keep of them."""
+
+    def __init__(self, view: TxView, terms: Terms, step: Step, safe: int, *, blobs_gone: bool) -> None:
+        self.view, self.step, self.safe, self._blobs_gone = view, step, safe, blobs_gone
+        self.defensive = terms.settings.defensive
+        self.marked: set[tuple[bytes, int]] = set()  # pages of parents
+        self._children: dict[tuple[bytes, int], set[bytes]] = {}  # deleted ones, by page
+
+    def delete(self, place: Place) -> int:
+        """Delete a transaction, or raise `HeldBack` or what is `UNREADABLE`; return how many rows that removes."""
+        txid, view, step, record = place.txid, self.view, self.step, self._check(place)
+        parents = list(self._parents(txid, record))
+        if record.external and not self._blobs_gone:
+            step.with_blobs.append((place, blob_name(txid, partial=record.partial)))
+            return 0
+        # From here on nothing can fail: everything that is written was read.
+        for parent, number, spends in parents:
+            self._mark(parent, number, txid, spends=spends)
+        self.marked.difference_update((txid, number) for number in range(record.pages + 1))
+        if record.pages:
+            view.rows.remove_page(txid, 0)
+            step.left.append((txid, record.pages))
+        else:
+            view.remove(txid)
+        step.deleted.append(txid)
+        step.counts.update(transactions_deleted=1, records_deleted=1 + record.pages, blobs_deleted=record.external)
+        return 2 + record.recorded
+
+    def _check(self, place: Place) -> Record:
+        """Return the record of what may be deleted."""
+        view, txid, record = self.view, place.txid, _indexed_record(self.view, place, "delete_at")
+        if record.preserve_until is not None:
+            raise HeldBack("preserved")
+        if record.creating:
+            raise HeldBack("creating")
+        if (record.reassignments or record.pages) and self._may_come_back(txid):
+            raise HeldBack("reassigned")
+        few = record.pages and not self.defensive and view.pool.unmined_count(view.txn) < record.total
+        if few and self._check_unmined(txid, record):
+            return record
+        for number in range(record.pages + 1):
+            self._check_spenders(txid, number)
+        return record
+
+    def _may_come_back(self, txid: bytes) -> bool:
+        """Return whether a rollback may bring an output back that was reassigned: it is still its new owner's then."""
+        view, given = self.view, self.view.pool.reassigned.of(self.view.txn, txid)
+        found = view.chain.find(view.txn, txid) if given else None
+        return found is not None and any(view.chain.slot(view.txn, found, index) is not None for index, _ in given)
+
+    def _check_unmined(self, txid: bytes, record: Record) -> bool:
+        """Postpone a large transaction because of an unmined child: searching these takes less time.
+
+        Return False if one of them can't be read: what it spends is not known then.
+        """
+        view = self.view
+        try:
+            for _, child in view.pool.due(view.txn, view.pool.unmined, keys.LAST_U32):
+                spent = {record.place(index)[0] for parent, index in view.inputs(child) if parent == txid}
+                if any(child not in self._deleted_children(txid, number) for number in spent):
+                    waits = view.record(child)
+                    if waits is not None and not waits.conflicting:
+                        raise HeldBack("unmined_child")
+        except UNREADABLE:
+            return False
+        return True
+
+    def _check_spenders(self, txid: bytes, number: int) -> None:
+        """Postpone a parent because a child may still need it."""
+        view, examined = self.view, set(self._deleted_children(txid, number))
+        for _, row in view.slots(txid, number):
+            if not spending.spent(row) or (child := claimant(row)[0]) in examined:
+                continue
+            examined.add(child)
+            try:
+                held = view.get(child) if self.defensive else view.pooled(child)
+            except UNREADABLE as error:
+                raise HeldBack("unreadable_child") from error
+            if held is None:
+                continue
+            record = held.record
+            if record.unmined_since is not None and not record.conflicting:
+                raise HeldBack("unmined_child")
+            if self.defensive and not (record.mined and self.safe >= max(record.block_heights) + view.rules.retention):
+                raise HeldBack("unstable_child")
+
+    def _parents(self, txid: bytes, record: Record) -> Iterator[tuple[bytes, int, bool]]:
+        """Yield the pages of parents that are affected by a deletion, and whether the child spends there.
+
+        A deleted parent is not created again, and one without a record needs no mark: the chain has the spend. A claim
+        on such a parent ends: a loser's is free again, for another the parent gets a record.
+        """
+        view = self.view
+        for parent, index in view.inputs(txid):
+            its = view.record(parent)
+            if its is None:
+                claimed = view.claimed(parent, index)
+                if claimed is None or claimed[:HASH] != txid:
+                    continue
+                if record.conflicting:
+                    view.drop_claim(parent, index)
+                if record.conflicting or view.get(parent) is None:
+                    continue
+                its = view.need(parent)
+            if txid in its.conflicting_children:
+                yield parent, 0, False
+            _, number, _, row = view.slot(Held(parent, its), index)
+            if row is not None and spending.spent(row) and claimant(row)[0] == txid:
+                yield parent, number, True
+
+    def _deleted_children(self, txid: bytes, number: int) -> set[bytes]:
+        """Return the deleted children of a page."""
+        if (txid, number) not in self._children:
+            page = self.view.rows.page(txid, number)
+            self._children[txid, number] = set(page.deleted_children if page else ())
+        return self._children[txid, number]
+
+    def _mark(self, parent: bytes, number: int, child: bytes, *, spends: bool) -> None:
+        """Record on a page that a child was deleted; `spends` means that an output there names it as the spender."""
+        page, children = self.view.rows.page(parent, number), self._deleted_children(parent, number)
+        assert page is not None
+        if not spends and isinstance(page, Record):
+            page.conflicting_children = [other for other in page.conflicting_children if other != child]
+        elif child not in children:
+            children.add(child)
+            page.deleted_children.append(child)
+            self.marked.add((parent, number))
+        self.view.rows.put_page(parent, number, page)

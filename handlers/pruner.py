@@ -18,7 +18,7 @@ from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class, to_thre
 from msgspec import Struct, field, structs
 
 from handlers.prune_cycle import PHASES, REASONS, Cycle, Tables, did_something
-from handlers.prune_request import Request, Requests, World, held_back
+from handlers.prune_request import Request, Requests, Terms, World, held_back
 from handlers.spending import TxFault
 from handlers.utxo import Committed, Turns
 from handlers.wakeup import Wakeup
@@ -33,6 +33,7 @@ _WAIT_S, _WAITS = 0.002, 25  # how often, and how long, a turn waits for blocks
 _TABLES_S = 1.0  # for which the chain's tables are pruned before the next search for a cycle
 
 _T = TypeVar("_T")
+_Number = TypeVar("_Number", int, float)
 
 
 class PrunerNumbers(Struct):
@@ -56,12 +57,15 @@ class PrunerNumbers(Struct):
     def took(self, job: Job) -> None:
         """Count a cycle that has ended."""
         self.cycles["nothing_to_do" if job.state == "done" and not did_something(job) else job.state] += 1
-        for phase, seconds in job.seconds.items():
-            self.phase_runs[phase] = self.phase_runs.get(phase, 0) + 1
-            self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
-        for mine, theirs in ((self.processed, job.counts), (self.skipped, job.skipped)):
-            for name, count in theirs.items():
-                mine[name] = mine.get(name, 0) + count
+        _add(self.phase_runs, dict.fromkeys(job.seconds, 1))
+        _add(self.phase_seconds, job.seconds)
+        _add(self.processed, job.counts)
+        _add(self.skipped, job.skipped)
+
+
+def _add(totals: dict[str, _Number], more: dict[str, _Number]) -> None:
+    for name, count in more.items():
+        totals[name] = totals.get(name, 0) + count
 
 
 class Pruner:
@@ -201,12 +205,13 @@ class Writer:
         """Take a turn."""
         return await to_thread.run_sync(step, limiter=self._limiter)
 
-    async def let_blocks_pass(self) -> None:
-        """Wait while blocks do, but only for a moment: a turn is short."""
+    async def take_after_blocks(self, step: Callable[[], _T]) -> _T:
+        """Take a turn while no blocks wait, or after a moment: it is short."""
         for _ in range(_WAITS):
             if self.quiet:
-                return
+                break
             await anyio.sleep(_WAIT_S)
+        return await self.take(step)
 
 
 async def keep_pruned(wakeup: Wakeup, pruner: Pruner, writer: Writer) -> None:
@@ -228,8 +233,27 @@ async def keep_pruned(wakeup: Wakeup, pruner: Pruner, writer: Writer) -> None:
 async def _run(pruner: Pruner, request: Request, persisted: int | None, writer: Writer) -> None:
     """Run one cycle until it is done or has failed."""
     cycle = await writer.take(partial(pruner.cycle, request, persisted))
+    numbers, terms, turns = pruner.numbers, pruner.tables.terms, writer.turns
+    started = logged = monotonic()
+
+    async def take(step: Callable[[], _T], /, *, on_writer: bool = True) -> _T:
+        """Take a step, and publish its facts."""
+        nonlocal logged
+        _check_may_continue(turns.world(), cycle.job.height, started, terms)
+        if not on_writer:
+            return await to_thread.run_sync(step)
+        done, took_s = await writer.take_after_blocks(partial(_timed, step))
+        numbers.longest_turn_s = max(numbers.longest_turn_s, took_s)
+        if cycle.facts:
+            facts, cycle.facts = cycle.facts, []
+            writer.publish(Committed([], facts, turns.chain.view, took_s, timings=[("cleanup", took_s)]))
+        if 0 < terms.settings.progress_log_interval < monotonic() - logged:
+            logged, job = monotonic(), cycle.job
+            log.info("pruning", height=job.height, phase=job.phase, **job.counts)
+        return done
+
     try:
-        await cycle.run(_Steps(pruner, cycle, writer))
+        await cycle.run(take)
     except (StoreFull, TxFault, Damaged, Interrupted) as error:
         await writer.take(partial(pruner.fail, cycle, str(error)))
     except get_cancelled_exc_class():
@@ -240,44 +264,13 @@ async def _run(pruner: Pruner, request: Request, persisted: int | None, writer: 
         await writer.take(partial(pruner.finish, cycle))
 
 
-class _Steps:
-    """Takes the steps of one cycle, as long as it may continue."""
-
-    def __init__(self, pruner: Pruner, cycle: Cycle, writer: Writer) -> None:
-        self._numbers, self._terms, self._cycle, self._writer = pruner.numbers, pruner.tables.terms, cycle, writer
-        self._started = self._logged = monotonic()
-
-    async def __call__(self, step: Callable[[], _T], /, *, on_writer: bool = True) -> _T:
-        """Take a step, and publish its facts.
-
-        Raises:
-            Interrupted: the cycle must not continue.
-        """
-        self._check(self._writer.turns.world())
-        if not on_writer:
-            return await to_thread.run_sync(step)
-        await self._writer.let_blocks_pass()
-        done, took_s = await self._writer.take(partial(_timed, step))
-        self._numbers.longest_turn_s = max(self._numbers.longest_turn_s, took_s)
-        if self._cycle.facts:
-            facts, self._cycle.facts = self._cycle.facts, []
-            view = self._writer.turns.chain.view
-            self._writer.publish(Committed([], facts, view, took_s, timings=[("cleanup", took_s)]))
-        if 0 < self._terms.settings.progress_log_interval < monotonic() - self._logged:
-            self._logged, job = monotonic(), self._cycle.job
-            log.info("pruning", height=job.height, phase=job.phase, **job.counts)
-        return done
-
-    def _check(self, world: World) -> None:
-        terms, height = self._terms, self._cycle.job.height
-        if monotonic() - self._started > terms.settings.job_timeout:
-            raise Interrupted(
-                f"pruner.job_timeout ({terms.settings.job_timeout:g}s) has passed: the next cycle continues"
-            )
-        if world.tip < height:
-            raise Interrupted(f"blocks were rolled back to {world.tip}: the next cycle continues")
-        if (reason := held_back(world, height, terms.unmined_retention)) is not None:
-            raise Interrupted(f"held back meanwhile: {reason}")
+def _check_may_continue(world: World, height: int, started: float, terms: Terms) -> None:
+    if monotonic() - started > terms.settings.job_timeout:
+        raise Interrupted(f"pruner.job_timeout ({terms.settings.job_timeout:g}s) has passed: the next cycle continues")
+    if world.tip < height:
+        raise Interrupted(f"blocks were rolled back to {world.tip}: the next cycle continues")
+    if (reason := held_back(world, height, terms.unmined_retention)) is not None:
+        raise Interrupted(f"held back meanwhile: {reason}")
 
 
 def _timed(step: Callable[[], _T]) -> tuple[_T, float]:
@@ -295,8 +288,7 @@ async def _prune_tables(writer: Writer, *, idle_only: bool) -> bool:
     while turns.chain.due_for_pruning() and (writer.quiet or not idle_only):
         if monotonic() > until:
             return True
-        await writer.let_blocks_pass()
-        if (committed := await writer.take(turns.prune)) is None:
+        if (committed := await writer.take_after_blocks(turns.prune)) is None:
             await anyio.sleep(_WAIT_S)  # a block waits for its commit, which prunes too
         else:
             writer.publish(committed)

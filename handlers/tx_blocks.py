@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import structlog
-from msgspec import Struct
 
-from handlers import columns, conflicts, ghosts, new_records, reconcile, spending, tx_startup
+from handlers import columns, conflicts, creation, ghosts, new_records, reconcile, spending
 from handlers.causes import AnyCause, BlockRolledBack, DoubleSpend, InBlock, ParentLost, Submitted
 from handlers.change_log import ChangeLog
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
@@ -26,15 +25,6 @@ from storage.history.batch import Columns
 from storage.pool_layout import FROZEN, HASH, HIGHEST, Record, claim
 
 log = structlog.get_logger("transactions")
-
-
-class BlockTxs(Struct, frozen=True):
-    """The transactions of a block that have to do with records."""
-
-    height: int
-    slot: int
-    block_id: int
-    txs: list[Tx]
 
 
 class TxBlocks:
@@ -76,10 +66,10 @@ class TxBlocks:
 
         def work(txn: Txn) -> tuple[int, int, int]:
             view = self.begin(txn)
-            finished, removed = tx_startup.heal(view)
+            finished, removed = creation.heal(view)
             for txid in finished:
                 self.report(view, txid, "pending", cause=Submitted())
-            waiting = tx_startup.end_locks(view)
+            waiting = creation.end_locks(view)
             view.flush()
             return len(finished), len(removed), waiting
 
@@ -101,21 +91,16 @@ class TxBlocks:
 
         `touched` are transactions that may have a record by what the batch has done, and by this.
         """
-        view.height = height = min(block.height, HIGHEST)
-        self._connect_ghosts(view, made, touched)
-        if txs := self._touching(view, block, made, touched):
-            touched.update(tx.txid for tx in txs)
-            self.chain.resolve(view.txn, [tx.txid for tx in txs])
-            block_id = block.height if block.block_id is None else block.block_id
-            self._connect(view, BlockTxs(height, block.point.slot, block_id, txs))
-
-    def _connect_ghosts(self, view: TxView, block: Columns, touched: set[bytes]) -> None:
-        """Let a block end the ghosts that it has again, and give rows to those that it has anything else to do with."""
-        done = ghosts.connect(view, block)
+        view.height = min(block.height, HIGHEST)
+        done = ghosts.connect(view, made)
         for txid in done.mined:
             self.report(view, txid, "mined", cause=InBlock())
         touched.update(done.given_rows)
         self._lose(view, {loser: DoubleSpend(by=by) for loser, by in done.rivals.items()}, done.mined)
+        if txs := self._touching(view, block, made, touched):
+            touched.update(tx.txid for tx in txs)
+            self.chain.resolve(view.txn, [tx.txid for tx in txs])
+            self._connect(view, block, txs)
 
     def _touching(self, view: TxView, block: BlockApplied, made: Columns, touched: set[bytes]) -> list[Tx]:
         """Return the transactions of a block that have a record, or spend of one that has, or have bytes to be kept.
@@ -134,30 +119,24 @@ class TxBlocks:
         return [
             tx
             for tx in columns.whole(block).txs
-            if tx.raw is not None
-            or tx.txid in known
-            or (known and any(txid in known for txid, _ in (tx.inputs if tx.valid else tx.collateral)))
+            if tx.raw is not None or tx.txid in known or (known and any(txid in known for txid, _ in _spends(tx)))
         ]
 
-    def _connect(self, view: TxView, block: BlockTxs) -> None:
-        mined = {tx.txid for tx in block.txs if tx.valid}
-        listed = [(tx, n, outpoint) for tx in block.txs for n, outpoint in enumerate(_spends(tx))]
-        touched = {outpoint[0] for _, _, outpoint in listed}.union(tx.txid for tx in block.txs)
+    def _connect(self, view: TxView, block: BlockApplied, txs: list[Tx]) -> None:
+        mined = {tx.txid for tx in txs if tx.valid}
+        listed = [(tx, n, outpoint) for tx in txs for n, outpoint in enumerate(_spends(tx))]
+        touched = {outpoint[0] for _, _, outpoint in listed}.union(tx.txid for tx in txs)
         view.read_ahead(touched, [outpoint for _, _, outpoint in listed])
-        self._fail(view, block, mined)
-        losers = dict[bytes, AnyCause | None].fromkeys(self._adopt(view, block), DoubleSpend())
-        spends = [
-            (tx.txid, n, outpoint)
-            for tx, n, outpoint in listed
-            if tx.valid or self._may_have_got(view, outpoint, claim(tx.txid, n))
-        ]
-        for txid, n, outpoint in spends:
-            loser = self._spend(view, outpoint, claim(txid, n), block)
-            if loser is not None:
-                losers[loser] = DoubleSpend(by=txid)
+        self._fail(view, txs, mined)
+        losers = dict[bytes, AnyCause | None].fromkeys(self._adopt(view, txs), DoubleSpend())
+        for tx, n, outpoint in listed:
+            by = claim(tx.txid, n)
+            got = tx.valid or self._may_have_got(view, outpoint, by)
+            if got and (loser := self._spend(view, outpoint, by, block)) is not None:
+                losers[loser] = DoubleSpend(by=tx.txid)
         won = [txid for txid in mined if (record := view.record(txid)) and record.conflicting]
         given = self.pool.reassigned.any(view.txn)
-        for tx in block.txs:
+        for tx in txs:
             record = view.record(tx.txid) if tx.valid else None
             if record is not None:
                 self._mine(view, record, tx, block)
@@ -166,17 +145,17 @@ class TxBlocks:
         for txid in touched:
             if (record := view.record(txid)) is not None:
                 view.settle(txid, record)
-        for tx in block.txs:
+        for tx in txs:
             if tx.raw is not None and view.record(tx.txid) is None:
                 self._keep(view, tx)
         self._lose(view, {txid: cause for txid, cause in losers.items() if txid not in mined}, mined)
         for txid in won:
             set_conflicting(view, txid, on=False)
 
-    def _fail(self, view: TxView, block: BlockTxs, mined: set[bytes]) -> None:
+    def _fail(self, view: TxView, txs: list[Tx], mined: set[bytes]) -> None:
         """Free what transactions that failed phase 2 would have spent; one that is being created ends."""
         failed: list[bytes] = []
-        for tx in block.txs:
+        for tx in txs:
             record = None if tx.valid else view.record(tx.txid)
             if record is not None and record.creating:
                 view.remove(tx.txid)
@@ -185,13 +164,13 @@ class TxBlocks:
                 failed.append(tx.txid)
         self._lose(view, dict.fromkeys(failed), mined)
 
-    def _adopt(self, view: TxView, block: BlockTxs) -> list[bytes]:
+    def _adopt(self, view: TxView, txs: list[Tx]) -> list[bytes]:
         """Write a block's effects to the records of its transactions, before another one of the block spends from them.
 
         Returns who claimed what the block does not leave them.
         """
         losers: list[bytes] = []
-        for tx in block.txs:
+        for tx in txs:
             record = view.record(tx.txid) if tx.valid else None
             if record is not None:
                 if record.creating and record.total == len(tx.outputs):
@@ -211,7 +190,7 @@ class TxBlocks:
         for txid in sorted(set(txids)):
             self._lose(view, dict.fromkeys(self._losers_by(reconcile.agree(view, txid)), DoubleSpend()), ())
 
-    def _spend(self, view: TxView, outpoint: OutPoint, by: bytes, block: BlockTxs) -> bytes | None:
+    def _spend(self, view: TxView, outpoint: OutPoint, by: bytes, block: BlockApplied) -> bytes | None:
         """Assign an output to a block's transaction; return the transaction that had claimed it."""
         txid, index = outpoint
         held = view.pooled(txid)
@@ -228,7 +207,7 @@ class TxBlocks:
         if loser is not None and not self._beats(view, loser, by, outpoint):
             return None
         if record.locked or record.creating:
-            log.warning("locked_output_spent", output=show(outpoint), height=block.height, slot=block.slot)
+            log.warning("locked_output_spent", output=show(outpoint), height=block.height, slot=block.point.slot)
         if row[HASH : HASH + 32] != by[:32]:  # what it lists twice it spends once, by the first
             view.claim(held, index, by, found)
         given = self.pool.reassigned.any(view.txn) if record.pages else record.reassignments
@@ -256,35 +235,30 @@ class TxBlocks:
         held = view.get(loser)
         return held is None or not held.record.mined
 
-    def _claimed(self, claimed: bytes, by: bytes, outpoint: OutPoint, block: BlockTxs) -> bytes | None:
-        if claimed in (b"", by):
-            return None
+    def _claimed(self, claimed: bytes, by: bytes, outpoint: OutPoint, block: BlockApplied) -> bytes | None:
+        """Return the transaction that loses its claim on an output by this spend."""
         if claimed == FROZEN:
-            log.warning("frozen_output_spent", output=show(outpoint), height=block.height, slot=block.slot)
-            return None
-        loser = claimed[:HASH]
-        return None if loser == by[:HASH] else loser
+            log.warning("frozen_output_spent", output=show(outpoint), height=block.height, slot=block.point.slot)
+        return None if claimed in (b"", FROZEN) or claimed[:HASH] == by[:HASH] else claimed[:HASH]
 
-    def _mine(self, view: TxView, record: Record, tx: Tx, block: BlockTxs) -> None:
-        spending.mine(record, block.block_id, block.height, tx.subtree_index, longest=True, certain=True)
+    def _mine(self, view: TxView, record: Record, tx: Tx, block: BlockApplied) -> None:
+        block_id = block.height if block.block_id is None else block.block_id
+        spending.mine(record, block_id, view.height, tx.subtree_index, longest=True, certain=True)
         if tx.coinbase:
-            record.spending_height = block.height + self.transactions.rules.maturity
+            record.spending_height = view.height + self.transactions.rules.maturity
         record.fee = tx.fee if record.fee is None else record.fee
         record.size = tx.size if record.size is None else record.size
         record.version = tx.version if record.version is None else record.version
         record.lock_time = tx.lock_time if record.lock_time is None else record.lock_time
-        self.report(view, tx.txid, "mined", block.height, InBlock())
+        self.report(view, tx.txid, "mined", cause=InBlock())
 
     def _complete(self, view: TxView, tx: Tx, record: Record) -> None:
         """Complete a creation: a block has the transaction."""
         log.info("creation_completed_by_block", txid=tx.txid.hex())
         for number in range(1, record.pages + 1):
-            page = view.rows.page(tx.txid, number)
-            if page is None:
+            if view.rows.page(tx.txid, number) is None:
                 new_records.put_page(view, tx, record, number)
-            elif page.creating:
-                page.creating = False
-                view.rows.put_page(tx.txid, number, page)
+        clear_creating(view, tx.txid, record)
         view.rows.put_lock(tx.txid, None)
         record.creating = False
         view.put(tx.txid, record)
@@ -338,8 +312,8 @@ class TxBlocks:
                 self.report(view, txid, "pending", cause=BlockRolledBack())
         self._lose(view, dict.fromkeys(undone.losers, DoubleSpend()), ())
         for txid in dict.fromkeys(undone.failed):
-            ended = reconcile.agree(view, txid)
-            self._lose(view, dict.fromkeys(ended.losers if ended else [], DoubleSpend()), ())
+            if (ended := reconcile.agree(view, txid)) is not None:
+                self._lose(view, dict.fromkeys(ended.losers, DoubleSpend()), ())
             reconcile.forget_failed(view, txid)
         self.agree(view, undone.doubtful)
         view.flush()

@@ -13,9 +13,8 @@ from conformance.transactions_subject import Subject
 from conformance.words import Op
 from stores import draft
 
-from handlers import tx_startup
 from handlers.claims import spend
-from handlers.creation import Creation, lock_ttl
+from handlers.creation import Creation, heal, lock_ttl
 from handlers.events import Error, TxSubmitted
 from handlers.recovery.records import Records
 from handlers.spending import TxFault
@@ -132,10 +131,10 @@ def test_a_process_that_is_killed(step: str, when: str, cure: str, subject: Subj
         assert again == ({"result": "ok"} if done <= 1 else {"result": "error", "code": "TX_EXISTS"})
         assert rows(subject) == after
     else:
-        finished, removed = subject.daemon.write(tx_startup.heal)
+        finished, removed = subject.daemon.write(heal)
         assert (len(finished), len(removed)) == (int(5 <= done <= WHOLE_AFTER), int(1 < done < 5))
         assert rows(subject) == (after if done >= 5 else before)
-        assert subject.daemon.write(tx_startup.heal) == ([], [])
+        assert subject.daemon.write(heal) == ([], [])
         again = subject.run(LARGE | {"afterSeconds": LATER})
         assert again == ({"result": "ok"} if done < 5 else {"result": "error", "code": "TX_EXISTS"})
         assert rows(subject) == after
@@ -274,7 +273,7 @@ def test_removing_it_is_interrupted(number: int, kind: str, subject: Subject, be
     assert (state is None) == ((number, kind) == (0, "after"))
     assert state is None or state["creating"]
     assert subject.run(LARGE | {"afterSeconds": LATER})["code"] == "UTXO_ERROR"
-    subject.daemon.write(tx_startup.heal)
+    subject.daemon.write(heal)
     assert slots(subject, "P") == ["R:0"]
     left = rows(subject, without="R")
     assert left["tx"].keys() == before["tx"].keys()

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from stores import ALL_TABLES, OnDisk, create, draft, open_store, open_transactions, submit, write
 
 from config.settings import Pruner
-from handlers import conflicts, states, tx_startup
+from handlers import conflicts, states
 from handlers.claims import spend
-from handlers.creation import Creation
+from handlers.creation import Creation, end_locks, heal
 from handlers.deletion import Deletion
 from handlers.events import OutPoint, Output, Tx, TxSubmitted
 from handlers.prune_request import Terms
@@ -362,7 +362,7 @@ class Scenario:
 
     def recover(self) -> None:
         """As at the start, when nobody creates."""
-        finished, removed = write(self.real, lambda view: tx_startup.heal(view))
+        finished, removed = write(self.real, heal)
         waiting = [txid for txid, known in self.known.items() if known.creating]
         waiting.sort(key=lambda txid: (self.known[txid].unmined, txid))
         assert sorted(finished + removed) == sorted(waiting)
@@ -665,7 +665,7 @@ class Scenario:
                 mine.pruned.add((mine.page(index), txid))
 
     def restart(self) -> None:
-        count = write(self.real, lambda view: tx_startup.end_locks(view))
+        count = write(self.real, end_locks)
         unmined = [txid for txid, known in self.known.items() if known.unmined is not None]
         waiting = [txid for txid in unmined if not self.known[txid].conflicting and not self.known[txid].creating]
         for txid in waiting:

@@ -12,9 +12,8 @@ from typing import Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-from handlers.creation import ended
+from handlers.creation import complete, ended
 from handlers.transactions import Transactions, TxView
-from handlers.tx_startup import complete
 from storage import keys
 
 T = TypeVar("T")
