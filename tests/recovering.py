@@ -172,6 +172,7 @@ class Stubborn:
         """Take the outcomes of the attempts of a row; the last one is repeated."""
         self.go, self.answers = asyncio.Event(), answers
         self.requests, self.running, self.most = Counter[bytes](), Counter[bytes](), 0
+        self.cancelled = 0
 
     async def recover(self, txid: bytes) -> Outcome:
         answer = self.answers[min(self.requests[txid], len(self.answers) - 1)]
@@ -182,7 +183,7 @@ class Stubborn:
             try:
                 await self.go.wait()
             except asyncio.CancelledError:
-                continue
+                self.cancelled += 1
         self.running[txid] -= 1
         return answer
 

@@ -31,7 +31,6 @@ from recovering import (
     old,
     quick,
     read,
-    status,
     tx,
     until,
     wake,
@@ -73,26 +72,6 @@ HELD = Unknown(held=True)
 
 
 # --- the service -------------------------------------------------------------------------------------------------
-
-
-async def test_a_lost_lease_cancels_the_attempt(on_sqlite: Storage) -> None:
-    await old(on_sqlite, 1)
-    ended = asyncio.Event()
-
-    async def hold() -> Outcome:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-        return Valid()
-
-    handler = Stub(lambda _: hold())
-    async with managing(on_sqlite, handler, lease_duration=1.0) as manager:
-        await until(lambda: handler.requests)
-        await on_sqlite.conclude([tx(1)], "deleted", "an operator was here")
-        await until(ended.is_set, 5.0)
-        assert manager.numbers.lease_losses == 1
-    assert await status(on_sqlite, tx(1)) == "deleted"
 
 
 async def test_claims_whose_answer_was_lost_are_found_again(on_sqlite: Storage) -> None:
@@ -249,9 +228,6 @@ async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
         attempts.cancel_scope.cancel()
     row = await read(on_sqlite, tx(1))
     assert (row.owner, row.attempts) == (None, 0), "given back, as if never claimed"
-    async with anyio.create_task_group() as attempts:
-        await manage(on_sqlite, handler, enabled=False).run(attempts)
-    assert len(handler.requests) == 1
 
 
 # --- sources of finality -----------------------------------------------------------------------------------------
