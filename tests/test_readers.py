@@ -1,9 +1,8 @@
-"""Old readers are named in the log, the metrics and the status; those of utxod are killed, and slots are freed."""
+"""Old readers are named in the log, the metrics and the status; a command ends its own."""
 
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -15,7 +14,7 @@ from chains import tx as made_tx
 from daemons import running
 from patience import until
 from questions import Web
-from reader_processes import OURS, Turning, logged, process, table
+from reader_processes import OURS, Turning, logged, process
 
 FOREIGN = """
 import lmdb, sys
@@ -40,6 +39,7 @@ def test_a_foreign_reader_that_stays_is_named_and_not_ended(tmp_path: Path) -> N
         turning = Turning(client)
         turning.until(lambda: True)
         with process("-c", FOREIGN, tmp_path / "data" / "lmdb") as reader, Web(tmp_path / "http") as ask:
+            ask.get("/health/live")  # the worker answers
             line = turning.until(lambda: logged(daemon, "old_reader", reader.pid))[0]
             assert line["level"] == "warning" and 0.3 < line["age_s"] < 30 and line["commits"] > 0
             assert line["command"] == Path(f"/proc/{reader.pid}/comm").read_text().strip() and line["advice"]
@@ -62,19 +62,6 @@ def test_a_foreign_reader_that_stays_is_named_and_not_ended(tmp_path: Path) -> N
             assert reader.returncode == 0
             until(lambda: metric("oldest_reader_age_seconds"), lambda seconds: seconds == 0)
             assert metric("oldest_reader_pid") is None
-
-
-def test_a_reader_of_ours_that_is_stopped_is_killed(tmp_path: Path) -> None:
-    with running(tmp_path, store={"max_reader_age": "300ms"}) as daemon, daemon.client("frames") as client:
-        turning = Turning(client)
-        turning.until(lambda: True)
-        with process("-c", OURS, daemon.config) as reader:
-            reader.send_signal(signal.SIGSTOP)
-            assert turning.until(reader.poll, lambda code: code is not None) == -signal.SIGKILL
-            (line,) = until(lambda: logged(daemon, "reader_killed", reader.pid))
-            assert line["age_s"] >= 0.45
-        with table(daemon) as readers:
-            until(readers, lambda slots: reader.pid not in {slot.pid for slot in slots})
 
 
 def test_a_reader_that_sees_the_latest_commit_is_not_old(tmp_path: Path) -> None:

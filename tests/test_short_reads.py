@@ -20,6 +20,7 @@ from chains import block as made_block
 from chains import output as paid
 from chains import tx as made_tx
 from daemons import PATIENCE_S, Daemon, running
+from patience import until
 from questions import Web
 from reader_processes import Turning, children, filled, process, table, utxod
 from scenarios import address, back_to, block, output, tx
@@ -108,7 +109,10 @@ def test_a_command_whose_reader_was_killed_names_the_daemon(tmp_path: Path) -> N
             turning.until(verify.poll, lambda code: code is not None)
             assert verify.returncode == 1 and verify.stderr is not None
             assert b"ended by SIGKILL: the daemon kills a stopped reader" in verify.stderr.read()
-        assert [line["pid"] for line in daemon.log_lines() if line["event"] == "reader_killed"] == [child]
+        (line,) = [line for line in daemon.log_lines() if line["event"] == "reader_killed"]
+        assert line["pid"] == child and line["age_s"] >= 0.45
+        with table(daemon) as readers:
+            until(readers, lambda slots: child not in {slot.pid for slot in slots})
 
 
 def test_verify_reads_the_store_only_to_copy_it(tmp_path: Path) -> None:

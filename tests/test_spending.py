@@ -12,7 +12,9 @@ from handlers.spending import (
     Fault,
     TxFault,
     count_page,
+    data_output,
     parents_first,
+    record_fault,
     settle,
 )
 from storage.pool_layout import OutPoint, Record
@@ -28,6 +30,18 @@ def test_without_a_retention_no_transaction_is_ever_to_be_deleted() -> None:
     kept = record(spent=1, block_ids=(7,), main_ids=(7,))
     settle(kept, 100, 0)
     assert kept.delete_at is None
+
+
+def test_a_flag_ignores_only_the_fault_that_it_names() -> None:
+    locked, conflicting = record(locked=True), record(conflicting=True)
+    assert record_fault(locked, 1, ignore_locked=False, ignore_conflicting=True) == Fault("LOCKED")
+    assert record_fault(conflicting, 1, ignore_locked=True, ignore_conflicting=False) == Fault("CONFLICTING")
+
+
+def test_data_outputs() -> None:
+    assert data_output(0, b"\x6a\x01") and data_output(0, b"\x00\x6a\x01")
+    for value, script in ((1, b"\x6a"), (0, b"\x76"), (0, b""), (0, b"\x00\x76\x6a")):
+        assert not data_output(value, script)
 
 
 def test_pages_are_counted_within_bounds() -> None:

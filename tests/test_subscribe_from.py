@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from daemons import Client, Daemon, Encoding, Message, ack, error, running, statuses
 from patience import patience
-from scenarios import back_to, block, chain, output, point, tx
+from scenarios import back_to, chain, point
 
 from storage.disk import Disk
 
@@ -173,21 +173,3 @@ def test_a_damaged_log_ends_the_subscription_and_nothing_else(tmp_path: Path) ->
             feed(daemon, blocks[10])
             assert [fact["sequence"] for fact in hear(client, 11)] == [10, 11]
         assert daemon.run("verify").returncode == 3
-
-
-def test_what_recovery_finds_out_is_in_the_log(tmp_path: Path) -> None:
-    first = chain(1)[0]
-    spend = tx("pay", output("bob"), spends=[[first["txs"][0]["txid"], 0]])
-    with running(tmp_path, recovery={"confirmations": 1}) as daemon, daemon.client() as live:
-        subscribe(live, events=["TxStatusChanged"])
-        with daemon.client("frames") as client:
-            client.ask(first)
-            client.ask({"type": "TxSubmitted", "tx": spend})
-            client.ask(block(first, spend))
-        reported = [live.receive() for _ in range(3)]
-        assert [fact and fact["status"] for fact in reported] == ["pending", "mined", "confirmed"]
-        daemon.kill()
-        daemon.start()
-        with daemon.client() as later:
-            subscribe(later, 1, ["TxStatusChanged"])
-            assert [later.receive() for _ in range(3)] == reported
