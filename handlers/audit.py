@@ -8,14 +8,13 @@ what an interrupted creation has left incomplete.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 from msgspec import Struct, structs
 
 from handlers import spending
-from handlers.audit_reassigned import ReassignedAudit
+from handlers.audit_reassigned import Contradiction, ReassignedAudit
 from handlers.transactions import Transactions, TxView, show
-from storage import heights, keys
+from storage import keys
 from storage.chain_txs import NOTHING, ChainTx
 from storage.damage import UNREADABLE
 from storage.disk import Txn
@@ -38,12 +37,23 @@ class Audited(Struct, frozen=True):
     contradictions: list[str] = []
 
 
+class Incomplete(str):
+    """A finding that is not damage: the daemon completes or removes such a transaction."""
+
+    __slots__ = ()
+
+
 def audit(transactions: Transactions) -> Audited:
     """Check the transaction store, and compare it with the chain."""
-    walk = _Audit(transactions)
+    damage, incomplete, contradictions = list[str](), list[str](), list[str]()
+    kinds = {str: damage, Incomplete: incomplete, Contradiction: contradictions}
     with transactions.pool.disk.read() as txn:
-        findings = list(islice(walk.findings(txn), _MOST))
-    return Audited(findings, walk.incomplete, walk.contradictions)
+        for finding in _Audit(transactions).findings(txn):
+            if len(found := kinds[type(finding)]) < _MOST:
+                found.append(finding)
+            if len(damage) == _MOST:
+                break
+    return Audited(damage, incomplete, contradictions)
 
 
 class _Seen:
@@ -75,9 +85,7 @@ class _Audit:
         self.transactions, self.chain, self.pool = transactions, transactions.chain, transactions.pool
         self.retention = transactions.rules.retention
         self.jobs = JobStore(self.pool.disk)
-        self.incomplete: list[str] = []
-        self.contradictions: list[str] = []
-        self.reassigned = ReassignedAudit(self.pool, self.chain, self._contradict)
+        self.reassigned = ReassignedAudit(self.pool, self.chain)
         self._height = self._submissions = self._weight = 0
 
     def findings(self, txn: Txn) -> Iterator[str]:
@@ -113,15 +121,7 @@ class _Audit:
                 yield from self._page(seen, seen.record, number)
             yield from self._record(seen, seen.record)
         elif seen.lock:
-            self._half(f"{seen.name} is incomplete: it has a lock, but no record")
-
-    def _half(self, note: str) -> None:
-        if len(self.incomplete) < _MOST:
-            self.incomplete.append(note)
-
-    def _contradict(self, note: str) -> None:
-        if len(self.contradictions) < _MOST:
-            self.contradictions.append(note)
+            yield Incomplete(f"{seen.name} is incomplete: it has a lock, but no record")
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
@@ -166,27 +166,26 @@ class _Audit:
                 if number:
                     yield f"page {number} of {seen.name} has a claim, but the transaction has no record"
                 elif seen.record is None:
-                    self._claim_on_chain(seen, slot, by)
+                    yield from self._claim_on_chain(seen, slot, by)
                 continue
             if number not in names:
                 names[number] = {at for at, _ in seen.view.rows.names(seen.txid, seen.record, number)}
             if slot not in names[number]:
                 yield f"slot {slot} of page {number} of {seen.name} has a claim, but the page has no such output"
 
-    def _claim_on_chain(self, seen: _Seen, index: int, by: bytes) -> None:
+    def _claim_on_chain(self, seen: _Seen, index: int, by: bytes) -> Iterator[str]:
         """Check a claim, or a freeze, on an output of a transaction that is only in the chain's tables."""
-        name = show((seen.txid, index))
+        what, who = f"output {show((seen.txid, index))} has a claim", by[:HASH]
         stored = None if seen.chain is None else self.chain.slot(seen.view.txn, seen.chain, index)
         if stored is None or len(stored) > HASH:
             state = "does not exist" if stored is None else "is spent"
-            self._contradict(f"output {name} has a claim or is frozen, but {state} in the UTXO store")
-        if by != FROZEN:
-            if self.chain.find(seen.view.txn, by[:HASH]) is not None:
-                self._contradict(
-                    f"output {name} has a claim of {by[:HASH].hex()}, which is in a block and does not spend it"
-                )
-            elif not self._known(seen, by[:HASH]):
-                self._contradict(f"output {name} has a claim of {by[:HASH].hex()}, which is unknown")
+            yield Contradiction(f"{what} or is frozen, but {state} in the UTXO store")
+        if by == FROZEN:
+            return
+        if self.chain.find(seen.view.txn, who) is not None:
+            yield Contradiction(f"{what} of {who.hex()}, which is in a block and does not spend it")
+        elif not self._known(seen, who):
+            yield Contradiction(f"{what} of {who.hex()}, which is unknown")
 
     def _page(self, seen: _Seen, record: Record, number: int) -> Iterator[str]:
         """Check a page: its counters agree with its slots."""
@@ -199,7 +198,7 @@ class _Audit:
             slots, spent = slots + 1, spent + spending.spent(row)
             if slot >= page.outputs:
                 yield f"output {show(outpoint)} has a slot beyond the {page.outputs} outputs of its page"
-            self._spender(seen, record, deleted, outpoint, row)
+            yield from self._spender(seen, record, deleted, outpoint, row)
             if page.reassignments:
                 yield from self.reassigned.slot(seen.view.txn, page, slot, outpoint, row, seen.chain)
         if page.recorded != slots:
@@ -211,41 +210,36 @@ class _Audit:
         seen.outputs += page.outputs
         seen.spent_pages += bool(number) and page.all_spent
 
-    def _spender(self, seen: _Seen, record: Record, deleted: set[bytes], outpoint: OutPoint, row: bytes) -> None:
+    def _spender(
+        self, seen: _Seen, record: Record, deleted: set[bytes], outpoint: OutPoint, row: bytes
+    ) -> Iterator[str]:
         """Check that a spender exists, and that the UTXO store has the same one."""
         stored = None if seen.chain is None else self.chain.slot(seen.view.txn, seen.chain, outpoint[1])
-        by = claimant(row)[0] if spending.spent(row) else None
+        by, name = claimant(row)[0] if spending.spent(row) else None, show(outpoint)
         pruned = stored is None and record.mined  # long ago, and the spender with it, perhaps
         pruned = pruned or record.conflicting  # then it is the collateral return of one that failed
         if by is not None and by not in deleted and not pruned and not self._known(seen, by):
-            self._contradict(f"output {show(outpoint)} is spent by {by.hex()}, which is unknown")
+            yield Contradiction(f"output {name} is spent by {by.hex()}, which is unknown")
         if seen.chain is None or seen.failed:
             return
         if stored is None:
             if by is None:
-                self._contradict(
-                    f"output {show(outpoint)} is unspent in its record, but does not exist in the UTXO store"
-                )
+                yield Contradiction(f"output {name} is unspent in its record, but does not exist in the UTXO store")
         elif len(stored) == HASH:
             home = None if by is None else self.chain.find(seen.view.txn, by)
-            if (
-                by is not None and home is not None and home.number > seen.chain.number
-            ):  # else it was missing to the block
-                self._contradict(
-                    f"output {show(outpoint)} is unspent in the UTXO store, but its record has the spender {by.hex()}"
-                )
+            if by and home is not None and home.number > seen.chain.number:  # else it was missing to the block
+                state = f"but its record has the spender {by.hex()}"
+                yield Contradiction(f"output {name} is unspent in the UTXO store, {state}")
         elif (there := _claim(stored)) is not None and row[HASH:] != there:
-            who = "no transaction" if by is None else by.hex()
-            self._contradict(
-                f"output {show(outpoint)} is spent by {there[:HASH].hex()} in the UTXO store, by {who} in its record"
-            )
+            who = f"{there[:HASH].hex()} in the UTXO store, by {'no transaction' if by is None else by.hex()}"
+            yield Contradiction(f"output {name} is spent by {who} in its record")
 
     def _known(self, seen: _Seen, txid: bytes) -> bool:
         return self.pool.has(seen.view.txn, txid) or self.chain.find(seen.view.txn, txid) is not None
 
     # --- the whole transaction -----------------------------------------------------------------------------------
 
-    def _inputs(self, seen: _Seen, record: Record) -> None:
+    def _inputs(self, seen: _Seen, record: Record) -> Iterator[str]:
         """Check that an unmined transaction is the spender of its inputs; a conflicting one need not be."""
         if record.unmined_since is None or record.conflicting or record.creating:
             return
@@ -256,9 +250,8 @@ class _Audit:
                 continue
             row = seen.view.slot(held, outpoint[1])[3]
             if row is None or not spending.spent(row) or not _holds(seen.txid, inputs, n, row):
-                self._contradict(
-                    f"input {n} of {seen.name} is output {show(outpoint)}, which does not have it as its spender"
-                )
+                what = f"input {n} of {seen.name} is output {show(outpoint)}"
+                yield Contradiction(f"{what}, which does not have it as its spender")
 
     def _record(self, seen: _Seen, record: Record) -> Iterator[str]:
         name = seen.name
@@ -271,11 +264,11 @@ class _Audit:
             yield f"the body of {name} has {len(body.inputs)} inputs, but {len(body.previous)} outputs that they spend"
         if record.submission is not None:
             self._submissions, self._weight = self._submissions + 1, self._weight + record.weight
-        self._inputs(seen, record)
+        yield from self._inputs(seen, record)
         if record.creating:
             if not seen.lock:
                 there = f"{len(seen.pages) + 1} of {record.pages + 1} pages"
-                self._half(f"{name} is incomplete: it has {there}, and no process is creating it")
+                yield Incomplete(f"{name} is incomplete: it has {there}, and no process is creating it")
             return
         if len(seen.pages) != record.pages:
             yield f"{name} has {len(seen.pages)} further pages, but its record counts {record.pages}"
@@ -287,7 +280,7 @@ class _Audit:
             yield f"{name} is marked as locked by an operator, but not as locked"
         yield from self._blocks(name, record)
         yield from self._going(name, record)
-        self._missing(seen, record)
+        yield from self._missing(seen, record)
 
     @staticmethod
     def _blocks(name: str, record: Record) -> Iterator[str]:
@@ -313,7 +306,7 @@ class _Audit:
         elif record.delete_at is not None and settled.delete_at is None:
             yield f"{name} has deletion height {record.delete_at}, but the rule of retention does not allow one"
 
-    def _missing(self, seen: _Seen, record: Record) -> None:
+    def _missing(self, seen: _Seen, record: Record) -> Iterator[str]:
         """Check that a transaction in a block is not unmined, and that its outputs in the UTXO store have slots.
 
         An output that only carries data has no slot.
@@ -321,10 +314,8 @@ class _Audit:
         if seen.chain is None or seen.failed:
             return
         if record.unmined_since is not None:
-            self._contradict(
-                f"transaction {seen.txid.hex()} is in block {seen.chain.ordinal}, but its record is unmined"
-            )
-        view, there = seen.view, {*()}
+            yield Contradiction(f"{seen.name} is in block {seen.chain.ordinal}, but its record is unmined")
+        view, there = seen.view, set[int]()
         for number in range(len(seen.pages) + 1):
             first = number * record.page_size if number else 0
             there |= {first + slot for slot, _ in view.rows.names(seen.txid, record, number)}
@@ -333,16 +324,15 @@ class _Audit:
                 continue
             address, value = self.chain.paid(view.txn, seen.chain, index)
             if not spending.data_output(value, address):
-                self._contradict(
-                    f"output {show((seen.txid, index))} is unspent in the UTXO store, but has no slot in its record"
-                )
+                name = show((seen.txid, index))
+                yield Contradiction(f"output {name} is unspent in the UTXO store, but has no slot in its record")
 
     # --- the other tables ----------------------------------------------------------------------------------------
 
     def _strays(self, txn: Txn) -> Iterator[str]:
         """Check that an index lists records under the value that they have."""
         for db, field in self.pool.indexes:
-            for at, txid in heights.entries(txn, db, keys.LAST_U32, 0, None):
+            for at, txid in self.pool.indexed(txn, db):
                 try:
                     record = self.pool.record(txn, txid)
                 except StoreError:  # reported already

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from handlers import spending
 from handlers.transactions import show
@@ -16,11 +16,17 @@ from storage.reassigned import Moves, owner_keys
 from storage.rows import open_row
 
 
+class Contradiction(str):
+    """A finding that is not damage: a record does not agree with the chain."""
+
+    __slots__ = ()
+
+
 class ReassignedAudit:
     """Checks of reassigned outputs."""
 
-    def __init__(self, pool: Pool, chain: MinedStore, contradict: Callable[[str], None]) -> None:
-        self._pool, self._chain, self._contradict = pool, chain, contradict
+    def __init__(self, pool: Pool, chain: MinedStore) -> None:
+        self._pool, self._chain = pool, chain
 
     def slot(
         self, txn: Txn, page: Page, slot: int, outpoint: OutPoint, row: bytes, found: ChainTx | None
@@ -44,11 +50,10 @@ class ReassignedAudit:
             return
         if any(each.spent != (len(shown) > HASH) for each in entries):
             state = "spent" if len(shown) > HASH else "unspent"
-            self._contradict(f"output {name} is {state} in the UTXO store, but its reassignment is marked otherwise")
+            yield Contradiction(f"output {name} is {state} in the UTXO store, but its reassignment is marked otherwise")
         if moves is not None and moves.first != self._chain.paid(txn, found, outpoint[1])[0]:
-            self._contradict(
-                f"output {name} has another first owner in the table of reassigned outputs than in the UTXO store"
-            )
+            tables = "in the table of reassigned outputs than in the UTXO store"
+            yield Contradiction(f"output {name} has another first owner {tables}")
 
     def rows(self, txn: Txn) -> Iterator[str]:
         """Yield which rows of the table of reassigned outputs are missing, and which should not be there."""

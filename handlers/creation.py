@@ -23,7 +23,6 @@ from handlers.events import TxSubmitted
 from handlers.spending import TxFault
 from handlers.states import set_locked
 from handlers.transactions import Transactions, TxView
-from storage import heights, keys
 from storage.blobname import blob_name
 from storage.blobs import BlobFailed
 from storage.errors import StoreFull
@@ -193,7 +192,7 @@ class Creation:
         self._still_ours(view)
         txid = self.tx.txid
         if self.wrote_master and number:  # what is here belongs to a life that was pruned, and not to its end
-            view.rows.remove_page(txid, number)
+            view.rows.remove(txid, number)
         if view.rows.page(txid, number) is None:
             new_records.put_page(view, self.tx, self.draft, number, creating=True)
             self.wrote_master |= number == 0
@@ -210,7 +209,7 @@ class Creation:
     def remove(self, number: int, view: TxView) -> None:
         """Remove one page."""
         self._still_ours(view)
-        view.rows.remove_page(self.tx.txid, number)
+        view.rows.remove(self.tx.txid, number)
 
     def clear_master(self, view: TxView) -> None:
         """Clear the master's flag and spend the inputs.
@@ -251,7 +250,7 @@ def end_locks(view: TxView) -> int:
 
 def _unmined(view: TxView) -> Iterator[tuple[bytes, Record]]:
     """Yield the transactions with a record of their own that wait for a block, the oldest first."""
-    for _, txid in list(heights.entries(view.txn, view.pool.unmined, keys.LAST_U32, 0, None)):
+    for _, txid in list(view.pool.indexed(view.txn, view.pool.unmined)):
         record = view.record(txid)
         if record is not None:
             yield txid, record

@@ -18,7 +18,7 @@ from handlers import spending
 from handlers.prune_request import Terms
 from handlers.states import preserve
 from handlers.transactions import Held, Transactions, TxView
-from storage import heights, keys
+from storage import keys
 from storage.blobname import blob_name
 from storage.disk import Db, Txn
 from storage.errors import Damaged
@@ -135,12 +135,12 @@ class Deletion:
         view = self.transactions.view(txn)
         record = view.record(txid)
         if record is None or number > record.pages:
-            view.rows.remove_page(txid, number)
+            view.rows.remove(txid, number)
         view.flush()
 
     def past_due(self, txn: Txn, height: int) -> int:
         """Return how many records are due for deletion at a height and still there."""
-        return heights.count(txn, self.pool.delete_at, height, first=1)
+        return self.pool.due_count(txn, height)
 
     def busy(self, txn: Txn, height: int, safe: int) -> bool:
         """Return whether a cycle would find anything to examine."""
@@ -187,7 +187,7 @@ class _Deleting:
             self._mark(parent, number, txid, spends=spends)
         self.marked.difference_update((txid, number) for number in range(record.pages + 1))
         if record.pages:
-            view.rows.remove_page(txid, 0)
+            view.rows.remove(txid, 0)
             step.left.append((txid, record.pages))
         else:
             view.remove(txid)

@@ -35,7 +35,7 @@ def remove(view: TxView, txid: bytes, record: Record) -> None:
     if record.external:
         view.transactions.unused_blobs.append(blob_name(txid, partial=record.partial))
     if record.pages:
-        view.rows.remove_page(txid, 0)
+        view.rows.remove(txid, 0)
         JobStore(view.pool.disk).leave(view.txn, [(txid, record.pages)])
     else:
         view.remove(txid)

@@ -76,6 +76,12 @@ class Transaction(Struct, frozen=True, kw_only=True):
     tx_inpoints: list[Inpoint]
 
 
+_SAME = (  # fields of a record that are answered as they are
+    *("is_coinbase", "locked", "locked_by_operator", "creating", "conflicting", "external", "partial"),
+    *("unmined_since", "preserve_until", "spending_height", "fee", "version", "lock_time"),
+)
+
+
 class Raw(Struct, frozen=True):
     """A transaction's bytes."""
 
@@ -123,6 +129,7 @@ class TxQuery:
         further = {n: self._view.rows.page(held.txid, n) for n in range(1, record.pages + 1)}
         pages = {0: record, **{n: page for n, page in further.items() if page is not None}}
         return Transaction(
+            **{name: getattr(record, name) for name in _SAME},
             txid=held.txid.hex(),
             status=_status(held),
             has_record=held.chain_tx is None,
@@ -131,19 +138,9 @@ class TxQuery:
             total_utxos=record.total,
             total_extra_recs=record.pages,
             spent_extra_recs=record.spent_pages or 0,
-            is_coinbase=record.is_coinbase,
-            locked=record.locked,
-            locked_by_operator=record.locked_by_operator,
-            creating=record.creating,
-            conflicting=record.conflicting,
             frozen=self._frozen(held, counted=counted),
-            external=record.external,
-            partial=record.partial,
-            unmined_since=record.unmined_since,
             created_at=record.created_at or None,
-            preserve_until=record.preserve_until,
             delete_at_height=record.delete_at,
-            spending_height=record.spending_height,
             block_ids=[*record.block_ids],
             block_heights=[*record.block_heights],
             subtree_idxs=[*record.subtree_idxs],
@@ -160,10 +157,7 @@ class TxQuery:
                 for n, page in pages.items()
                 for each in page.reassignments
             ],
-            fee=record.fee,
             size_in_bytes=record.size,
-            version=record.version,
-            lock_time=record.lock_time,
             tx_inpoints=self._inpoints(held),
         )
 

@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from heapq import merge
 
-from storage import heights
+from storage import keys
 from storage.disk import Db, Disk, Txn
+from storage.errors import Damaged
 from storage.ghost_layout import TABLES as GHOST_TABLES
 from storage.ghosts import Ghosts
 from storage.history.layout import put_meta_row
 from storage.pending import TABLE as PENDING
 from storage.pending import PendingStore
-from storage.pool_layout import BODY, HASH, INDEXED, LOCK, Lock, OutPoint, Packs, Record, claim_key, outpoints
+from storage.pool_layout import HASH, INDEXED, LOCK, Indexed, Lock, OutPoint, Record, claim_key
 from storage.reassigned import TABLE as REASSIGNED
 from storage.reassigned import ReassignedStore
 from storage.rows import open_row
@@ -40,14 +41,10 @@ class Pool:
         self.tx, self.claim = disk.tables["tx"], disk.tables["tx_claim"]
         self.delete_at, self.unmined = disk.tables["tx_delete_at"], disk.tables["tx_unmined"]
         self.preserved = disk.tables["tx_preserved"]
+        self.indexes = tuple(zip((self.delete_at, self.unmined, self.preserved), INDEXED, strict=True))
         self.pending = PendingStore(disk)
         self.reassigned = ReassignedStore(disk)
         self.ghosts = Ghosts(disk)
-
-    @property
-    def indexes(self) -> tuple[tuple[Db, str], ...]:
-        """Return each index by height, and the field of the record that it follows."""
-        return tuple(zip((self.delete_at, self.unmined, self.preserved), INDEXED, strict=True))
 
     # --- being switched off and on -------------------------------------------------------------------------------
 
@@ -106,13 +103,6 @@ class Pool:
         raw = txn.get(txid + LOCK, db=self.tx)
         return None if raw is None else open_row(Lock, raw, f"the lock of {txid.hex()}")
 
-    def inputs(self, txn: Txn, txid: bytes, record: Record) -> list[OutPoint]:
-        """Return what a transaction with a record spends, without a check of its bytes."""
-        packed: bytes | None = record.packed
-        if record.apart and not packed and (raw := txn.get(txid + BODY, db=self.tx)) is not None:
-            packed = open_row(Packs, raw, f"the body of {txid.hex()}").packed
-        return outpoints(packed or b"")
-
     def known(self, txn: Txn, txids: Iterable[bytes], outputs: Iterable[OutPoint]) -> set[bytes]:
         """Return which transactions, and parents of these outputs, have a record or a claim of the output itself."""
         parents = {*txids}
@@ -157,15 +147,57 @@ class Pool:
 
     # --- indexes -------------------------------------------------------------------------------------------------
 
+    def move(self, txn: Txn, moved: list[tuple[bytes, Indexed, Indexed]]) -> None:
+        """Move transactions in the indexes, and in the order of submissions, from their old places to their new ones.
+
+        Raises:
+            Damaged: one was not at its old place.
+        """
+        places = [(txid, was[:3], now[:3]) for txid, was, now in moved]
+        for n, (db, name) in enumerate(self.indexes):
+            changed = [(txid, was[n], now[n]) for txid, was, now in places if was[n] != now[n]]
+            for height, txid in sorted((height, txid) for txid, height, _ in changed if height is not None):
+                if not txn.delete(keys.u32(height), txid, db):
+                    raise Damaged(f"transaction {txid.hex()} is not in the index of its {name}, {height}")
+            joining = [(keys.u32(height), txid) for txid, _, height in changed if height is not None]
+            if joining:
+                txn.cursor(db).putmulti(sorted(joining))
+        if numbered := [(txid, was[-1], now[-1]) for txid, was, now in moved if was[-1] != now[-1]]:
+            self.pending.move(txn, numbered)
+
+    def indexed(
+        self, txn: Txn, db: Db, height: int = keys.LAST_U32, first: int = 0, after: tuple[int, bytes] | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield what an index has from `first`, or after an entry, up to `height`, lowest first."""
+        cursor = txn.cursor(db)
+        if after is None:
+            there = cursor.set_range(keys.u32(first))
+        elif cursor.set_range_dup(keys.u32(after[0]), after[1]):
+            there = cursor.value() != after[1] or cursor.next()
+        else:
+            there = after[0] < keys.LAST_U32 and cursor.set_range(keys.u32(after[0] + 1))
+        while there and (at := keys.number(cursor.key())) <= height:
+            yield at, cursor.value()
+            there = cursor.next()
+
     def due(
         self, txn: Txn, db: Db, height: int, first: int = 0, after: tuple[int, bytes] | None = None
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield what an index has from `first`, or after an entry, up to `height`, lowest first; ghosts are unmined."""
-        entries = heights.entries(txn, db, height, first, after)
+        """Yield the same with the ghosts among what is unmined."""
+        entries = self.indexed(txn, db, height, first, after)
         if db is not self.unmined or not self.ghosts.any(txn):
             return entries
         ghosts = self.ghosts.by_height(txn, first if after is None else after[0], height)
         return merge(entries, (entry for entry in ghosts if after is None or entry > after))
+
+    def due_count(self, txn: Txn, height: int) -> int:
+        """Return how many transactions are to be deleted up to a height, by one seek for each height."""
+        cursor, total = txn.cursor(self.delete_at), 0
+        there = cursor.set_range(keys.u32(1))
+        while there and keys.number(cursor.key()) <= height:
+            total += cursor.count()
+            there = cursor.next_nodup()
+        return total
 
     def unmined_count(self, txn: Txn) -> int:
         """Return how many transactions are unmined."""
@@ -186,7 +218,8 @@ class Pool:
     def not_indexed(self, txn: Txn, txid: bytes, record: Record) -> list[str]:
         """Return the fields of a record that the indexes by height do not have."""
         fields = [(db, name, getattr(record, name)) for db, name in self.indexes]
-        return [name for db, name, at in fields if at is not None and not heights.has(txn, db, at, txid)]
+        there = [at is None or txn.cursor(db).set_key_dup(keys.u32(at), txid) for db, _, at in fields]
+        return [name for (_, name, _), listed in zip(fields, there, strict=True) if not listed]
 
 
 def is_stale(txn: Txn, meta: Db) -> bool:

@@ -24,7 +24,8 @@ FROZEN = b"\xff" * CLAIM
 NO_NAME = bytes(HASH)  # of an unspendable output
 HIGHEST = keys.HIGHEST
 ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
-_CLAIM_KEY, _OUTPUT = Packed(">32sII").pack, Packed(">32sI")
+_OUTPUT = Packed(">32sI")
+claim_key = Packed(">32sII").pack  # of a transaction, a page and a slot
 _pack_outpoint, _pack_number = _OUTPUT.pack, Packed("<I").pack
 _NO_HASH = blake2b(digest_size=HASH)
 
@@ -106,6 +107,11 @@ class Record(Page, array_like=True):
         return self.unmined_since is None and bool(self.block_ids)
 
     @property
+    def numbered(self) -> tuple[int, int] | None:
+        """Return its number and its weight while it waits as a submission."""
+        return None if self.submission is None else (self.submission, self.weight)
+
+    @property
     def inline(self) -> bool:
         """Return whether the names of its outputs are in the record."""
         return self.pages == 0 and self.total <= INLINE
@@ -116,9 +122,9 @@ class Record(Page, array_like=True):
 
 
 INDEXED = "delete_at", "unmined_since", "preserve_until"  # the fields of a record by which there is an index
-Indexed = tuple[int | None, int | None, int | None, int | None, int]  # what indexes have of one: these, number, weight
-indexed: Callable[[Record], Indexed] = attrgetter(*INDEXED, "submission", "weight")
-NOWHERE: Indexed = None, None, None, None, 0
+Indexed = tuple[int | None, int | None, int | None, tuple[int, int] | None]  # what indexes have of one, and `numbered`
+indexed: Callable[[Record], Indexed] = attrgetter(*INDEXED, "numbered")
+NOWHERE: Indexed = None, None, None, None
 
 
 class Body(Struct, array_like=True, frozen=True):
@@ -140,12 +146,6 @@ class Apart(Struct, array_like=True, frozen=True):
     previous: list[tuple[int, bytes] | None] | None
 
 
-class Packs(Struct, array_like=True, frozen=True):
-    """The beginning of such a row: what comes behind it is not decoded."""
-
-    packed: bytes | None
-
-
 class Lock(Struct, array_like=True, frozen=True):
     """Who creates a transaction page by page, and until when no one else may."""
 
@@ -155,11 +155,6 @@ class Lock(Struct, array_like=True, frozen=True):
     process_id: int
     hostname: str
     expected_records: int
-
-
-def claim_key(txid: bytes, page: int, slot: int) -> bytes:
-    """Return the key of a claim."""
-    return _CLAIM_KEY(txid, page, slot)
 
 
 def claim(txid: bytes, input_index: int) -> bytes:

@@ -11,7 +11,6 @@ from storage import keys
 from storage.disk import Txn
 from storage.pending import Totals
 from storage.pool import Pool
-from storage.pool_index import move
 from storage.pool_layout import (
     BODY,
     HASH,
@@ -101,9 +100,7 @@ class PoolRows:
     def add(self, txid: bytes, record: Record) -> None:
         """Add a record of a transaction of which the table has nothing."""
         if record.submission is not None:
-            totals = self.totals
-            totals.count += 1
-            totals.size += record.weight
+            self.totals.add(1, record.weight)
         self._records[txid] = record
         self._indexed[txid] = NOWHERE
         self._changed[txid] = None
@@ -201,9 +198,9 @@ class PoolRows:
     def inputs(self, txid: bytes) -> list[OutPoint]:
         """Return what a transaction spends; none without a record."""
         record = self.record(txid)
-        if record is None:
-            return []
-        return self.body(txid).inputs if txid in self._others else self.pool.inputs(self.txn, txid, record)
+        if record is None or record.packed or not record.apart:
+            return [] if record is None else outpoints(record.packed)
+        return self.body(txid).inputs
 
     def put_body(self, txid: bytes, record: Record, body: Body) -> None:
         """Change inputs and bytes; the record is put later."""
@@ -275,26 +272,28 @@ class PoolRows:
 
     # --- removing ------------------------------------------------------------------------------------------------
 
-    def remove(self, txid: bytes) -> None:
-        """Remove everything of a transaction, and all claims on its outputs."""
-        record = self.record(txid)
-        for number in range(record.pages + 1 if record else 1):
-            self._forget_page(txid, number)
-        self._forget_record(txid)
-        self._others.pop(txid, None)
-        self._delete(txid)
+    def remove(self, txid: bytes, number: int | None = None) -> None:
+        """Remove a transaction with all claims on its outputs, or one page of it with the claims on that.
 
-    def remove_page(self, txid: bytes, number: int) -> None:
-        """Remove one page with the claims on it; the first one includes the row of the whole transaction."""
-        self._forget_page(txid, number)
-        front, others = keys.u32(number), self._others.get(txid, {})
-        for rest in [rest for rest in others if rest.startswith(front) or (number == 0 and rest == BODY)]:
-            del others[rest]
-        if number == 0:
+        The first page includes the row of the whole transaction, but not the lock.
+        """
+        front, others, pages = b"" if number is None else keys.u32(number), self._others, self._pages.get(txid, {})
+        for page in [page for page in pages if number in (None, page)]:
+            del pages[page]
+            self._changed_pages.discard((txid, page))
+        for rest in [rest for rest in others.get(txid, ()) if rest.startswith(front) or (number == 0 and rest == BODY)]:
+            del others[txid][rest]
+        if not number:
             self._forget_record(txid)
+        if number == 0:
             self.txn.delete(txid, db=self.pool.tx)
             self.txn.delete(txid + BODY, db=self.pool.tx)
-        self._delete(txid + front)
+        self._flush_claims()
+        for db in (self.pool.tx, self.pool.claim):
+            cursor = self.txn.cursor(db)
+            while cursor.set_range(txid + front) and (key := cursor.key()).startswith(txid + front):
+                self._claims.pop(key, None)
+                cursor.delete()
 
     def _forget_record(self, txid: bytes) -> None:
         """Remove a record from the indexes and from memory."""
@@ -304,24 +303,10 @@ class PoolRows:
                 self.pool.reassigned.drop(self.txn, txid)
             counted = indexed(record) if self._is_new(txid) else self._indexed.get(txid, NOWHERE)
             if self._totals is not None and counted[3] is not None:
-                self._totals = Totals(self._totals.count - 1, self._totals.size - counted[4])
-            move(self.pool, self.txn, [(txid, self._indexed.pop(txid, NOWHERE), NOWHERE)])
+                self._totals.add(-1, -counted[3][1])
+            self.pool.move(self.txn, [(txid, self._indexed.pop(txid, NOWHERE), NOWHERE)])
         self._records[txid] = None
         self._changed.pop(txid, None)
-
-    def _forget_page(self, txid: bytes, number: int) -> None:
-        """Drop the cached data of a page."""
-        self._pages.get(txid, {}).pop(number, None)
-        self._changed_pages.discard((txid, number))
-
-    def _delete(self, front: bytes) -> None:
-        """Delete the rows and the claims whose keys begin so."""
-        self._flush_claims()
-        for db in (self.pool.tx, self.pool.claim):
-            cursor = self.txn.cursor(db)
-            while cursor.set_range(front) and (key := cursor.key()).startswith(front):
-                self._claims.pop(key, None)
-                cursor.delete()
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -353,7 +338,7 @@ class PoolRows:
                     rows.append((txid + rest, row))
         rows.sort()
         self.txn.cursor(self.pool.tx).putmulti(rows)
-        move(self.pool, self.txn, moved)
+        self.pool.move(self.txn, moved)
         self._changed, self._changed_pages, self._others = {}, set(), {}
         self._recount, self._totals = False, None
         if len(self._records) > _MOST:

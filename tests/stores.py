@@ -141,7 +141,7 @@ class OnDisk:
         view.flush()
 
     def remove_page(self, txn: Txn, txid: bytes, number: int) -> None:
-        self._view(txn).rows.remove_page(txid, number)
+        self._view(txn).rows.remove(txid, number)
 
 
 class Looked(Struct, frozen=True):

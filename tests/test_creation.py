@@ -201,7 +201,7 @@ def test_what_is_pruned_and_comes_again_keeps_nothing(subject: Subject, after: R
     subject.run(LARGE)
     spent = [subject.words.outpoint(out) for out in ("A:3", "A:6")]
     subject.daemon.write(lambda view: spend(view, subject.words.txid("B"), spent, 6))
-    subject.daemon.write(lambda view: view.rows.remove_page(subject.words.txid("A"), 0))
+    subject.daemon.write(lambda view: view.rows.remove(subject.words.txid("A"), 0))
     subject.daemon.write(lambda view: view.release(subject.words.outpoint("P:0"), claim(subject.words.txid("A"), 0)))
     assert subject.state("A#1")["spentUtxos"] == 1
     assert subject.run(LARGE) == {"result": "ok"}

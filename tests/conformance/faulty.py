@@ -207,11 +207,12 @@ class FaultyRows(PoolRows):
             self.faults.seen_locks.add(txid)
         super().put_lock(txid, lock)
 
-    def remove(self, txid: bytes) -> None:
-        if self.faults.hit("record.delete", txid.hex()):
+    def remove(self, txid: bytes, number: int | None = None) -> None:
+        if number is None and self.faults.hit("record.delete", txid.hex()):
             raise StoreFull(f"{txid.hex()} was not removed")
-        super().remove(txid)
-        self.faults.dies_pruning("crash.delete")
+        super().remove(txid, number)
+        if number is None:
+            self.faults.dies_pruning("crash.delete")
 
 
 class FaultyTransactions(Transactions):
