@@ -25,6 +25,7 @@ TEST_NETWORKS = ["preprod", "preview", "sanchonet", "testnet", "private-7"]
 
 KEY = bytes.fromhex("9493315cd92eb5d8c4304e67b7e16ae36d61d34502694657811a2c8e")
 STAKE_KEY = bytes.fromhex("337b62cfff6403a06a3acbc34f8c46003c69fe79a3628cefa9c47251")
+OTHER_KEY = bytes.fromhex("adec17c2784d97ed403c011ab73aa32bdf74ee10ce44258bf72c256b")
 SCRIPT = bytes.fromhex("c37b1b5dc0669f1d3c61a6fddb2e8fde96be87b881c60bce8e8d542f")
 POINTER = bytes.fromhex("8198bd431b03")
 STAKE_KEY_ADDRESS = "stake1uyehkck0lajq8gr28t9uxnuvgcqrc6070x3k9r8048z8y5gh6ffgw"
@@ -198,43 +199,6 @@ def test_utxo_100_one_wrong_character_in_byron(text: str, raw: str, magic: int |
     assert refusal(text[:-1] + wrong, network).reason == "bad checksum"  # the end is the CRC itself
     assert refusal("1" + text, network).reason == "malformed"
     assert refusal(text[:-1], network).reason == "malformed"
-
-
-class Fixture:
-    """Kupo's: addresses from three credentials."""
-
-    credentials = [bytes.fromhex("adec17c2784d97ed403c011ab73aa32bdf74ee10ce44258bf72c256b"), SCRIPT, STAKE_KEY]
-    addresses = [
-        b"\x61" + credentials[0],
-        b"\x71" + credentials[1],
-        b"\x21" + credentials[0] + credentials[1],
-        b"\x01" + credentials[2] + credentials[0],
-        bytes.fromhex("82d818582183581c9f55ecc68118931f27652f39f44c1d583cc9b002405b84465221800ba0001a71a18634"),
-    ]
-    text = [
-        "addr1vxk7c97z0pxe0m2q8sq34de65v4a7a8wzr8ygfvt7ukz26c8636cs",
-        "addr1w8phkx6acpnf78fuvxn0mkew3l0fd058hzquvz7w36x4gtcyjy7wx",
-        None,
-        None,
-        "Ae2tdPwUPEZChsngv7kdy8pPWJrKSaZwYGMbAtVsSCVppWKfuHwxw3R7fd5",
-    ]
-
-
-def test_utxo_085_and_086_by_credential() -> None:
-    for part, prefix, expected in (
-        ("payment", "addr_vkh14hkp0sncfkt76spuqydtww4r900hfmsseezztzlh9sjkkvjxtmr", [0, 2]),
-        ("stake", "stake_vkh14hkp0sncfkt76spuqydtww4r900hfmsseezztzlh9sjkkjx6d7q", [3]),
-    ):
-        wanted = MAINNET.read_credential(prefix, part)  # type: ignore[arg-type]
-        assert wanted == Fixture.credentials[0]
-        found = [getattr(MAINNET.credentials(raw), part) for raw in Fixture.addresses]
-        assert [n for n, each in enumerate(found) if each == wanted] == expected
-
-
-def test_the_fixture_in_text() -> None:
-    for raw, text in zip(Fixture.addresses, Fixture.text, strict=True):
-        assert text in (None, MAINNET.write(raw))
-        assert MAINNET.read(MAINNET.write(raw)) == MAINNET.read(raw.hex()) == raw
 
 
 def test_addresses_of_real_blocks() -> None:
@@ -424,9 +388,9 @@ def test_byron_with_longer_heads_than_needed() -> None:
         ("script1cda3khwqv60360rp5m7akt50m6ttapacs8rqhn5w342z7r35m37", "payment", SCRIPT),
         ("script1cda3khwqv60360rp5m7akt50m6ttapacs8rqhn5w342z7r35m37", "stake", SCRIPT),
         ("SCRIPT1CDA3KHWQV60360RP5M7AKT50M6TTAPACS8RQHN5W342Z7R35M37", "payment", SCRIPT),
-        ("addr_vk1x7da0l25j04my8sej5ntrgdn38wmshxhplxdfjskn07ufavsgtkqn5hljl", "payment", Fixture.credentials[0]),
-        ("addr_vkh14hkp0sncfkt76spuqydtww4r900hfmsseezztzlh9sjkkvjxtmr", "payment", Fixture.credentials[0]),
-        ("stake_vkh14hkp0sncfkt76spuqydtww4r900hfmsseezztzlh9sjkkjx6d7q", "stake", Fixture.credentials[0]),
+        ("addr_vk1x7da0l25j04my8sej5ntrgdn38wmshxhplxdfjskn07ufavsgtkqn5hljl", "payment", OTHER_KEY),
+        ("addr_vkh14hkp0sncfkt76spuqydtww4r900hfmsseezztzlh9sjkkvjxtmr", "payment", OTHER_KEY),
+        ("stake_vkh14hkp0sncfkt76spuqydtww4r900hfmsseezztzlh9sjkkjx6d7q", "stake", OTHER_KEY),
         (bech32_of("addr_shared_vkh", KEY), "payment", KEY),
         (bech32_of("stake_shared_vkh", KEY), "stake", KEY),
         *((KEY.hex(), "payment", KEY), (KEY.hex().upper(), "stake", KEY), (CIP_19[0].mainnet, "payment", KEY)),
@@ -487,21 +451,17 @@ def test_malformed_credentials_are_refused(text: str, part: Part, reason: Reason
     assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize("vector", PAYMENT, ids=lambda vector: str(vector.kind))
-def test_another_network_is_named_with_ours(vector: Vector) -> None:
-    for network in TEST_NETWORKS:
-        message = f"another network: an address of mainnet, but chain.network is {network}"
-        assert str(refusal(vector.mainnet, network)) == message
-    message = "another network: an address of a test network, but chain.network is mainnet"
-    assert str(refusal(vector.test)) == message
-
-
-@pytest.mark.parametrize("vector", STAKE, ids=lambda vector: str(vector.kind))
-def test_a_stake_address_is_another_kind(vector: Vector) -> None:
-    for text in (vector.mainnet, vector.test):
-        for network in ("mainnet", "preprod"):
-            error = refusal(text, network)
-            assert str(error) == "another kind: a stake address where a payment address is expected"
+@pytest.mark.parametrize("vector", CIP_19, ids=lambda vector: str(vector.kind))
+def test_addresses_of_another_network_or_kind_are_refused(vector: Vector) -> None:
+    for text, where in ((vector.mainnet, "mainnet"), (vector.test, "a test network")):
+        for network in ("mainnet", *TEST_NETWORKS):
+            if vector.kind > 8:
+                what = "another kind: a stake address where a payment address is expected"
+            elif (text is vector.mainnet) != (network == "mainnet"):
+                what = f"another network: an address of {where}, but chain.network is {network}"
+            else:
+                continue
+            assert str(refusal(text, network)) == what
 
 
 @pytest.mark.parametrize(
@@ -513,9 +473,7 @@ def test_a_stake_address_is_another_kind(vector: Vector) -> None:
         ("hello", "malformed", "'l', character 3, is not a digit of base58"),
         ("0123", None, ""),
         ("022", "malformed", "'0', character 1"),
-        ("012", "malformed", "cut off"),
         (CIP_19[0].mainnet[:-1] + "q", "bad checksum", "wrong, missing or too many"),
-        (CIP_19[0].mainnet[:-1], "bad checksum", ""),
         (CIP_19[0].mainnet.replace("q", "b", 1), "malformed", "'b' is not a character of bech32"),
         (CIP_19[0].mainnet.replace("addr1", "addr_test1"), "bad checksum", ""),
         (CIP_19[0].mainnet.replace("addr1q", "addr1Q"), "malformed", "mixed case"),
@@ -527,8 +485,6 @@ def test_a_stake_address_is_another_kind(vector: Vector) -> None:
         ("zzzz", "malformed", "not a Byron address"),
         (bech32.encode("addr", *bech32.symbols(b"\x61" + KEY), bech32.BECH32M), "bad checksum", "bech32m"),
         ("bc1qvyq0cc6rahyvsazfdje0twl7ez82ndmuac2lhv", "unknown prefix", "bc is none of addr, addr_shared_vk"),
-        (bech32_of("pool", KEY), "unknown prefix", "pool is none of"),
-        ("1FsSia9rv4NeEwvJ2GvXrX7LyxYspbN2mo", "malformed", "not a Byron address"),
         ("script1cda3khwqv60360rp5m7akt50m6ttapacs8rqhn5w342z7r35m37", "another kind", "a credential (script)"),
         (bech32_of("addr_vkh", KEY), "another kind", "a credential (addr_vkh) where an address is expected"),
         # CIP 19's own example in its table: the prefix says mainnet, the header a test network
@@ -539,6 +495,7 @@ def test_a_stake_address_is_another_kind(vector: Vector) -> None:
         (bech32_of("addr", b""), "malformed", ""),
         (bech32_of("addr", bytes.fromhex(BYRON[2][1])), "malformed", ""),
         (base58.encode(b"\x61" + KEY), "malformed", "not a Byron address"),
+        (base58.encode(byron({}, crc=1)), "bad checksum", "CRC"),
         (bech32_of("addr", b"\x61" + KEY + bytes(16_384)), "malformed", ""),
     ],
 )
@@ -560,10 +517,6 @@ def test_one_wrong_character_is_refused(raw: bytes, data: st.DataObject) -> None
     other = data.draw(st.sampled_from(bech32.CHARSET.replace(text[place], "")))
     with pytest.raises(AddressError, match=r"^bad checksum: "):
         cardano.read(text[:place] + other + text[place + 1 :])
-
-
-def test_a_wrong_byron_checksum_is_named() -> None:
-    assert "CRC" in str(refusal(base58.encode(byron({}, crc=1))))
 
 
 def test_long_addresses_are_not_cached() -> None:

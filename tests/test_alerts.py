@@ -89,7 +89,6 @@ def case(healthy: Mapping[str, str], changed: Mapping[str, str], *expected: tupl
 
 
 def of_job(series: str) -> str:
-    """Return a series with the labels that Prometheus adds."""
     name, _, labels = series.partition("{")
     return f'{name}{{job="utxod",instance="here"' + ("}" if not labels else f",{labels}")
 

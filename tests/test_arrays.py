@@ -34,7 +34,6 @@ def test_a_stable_order(found: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> N
 
 
 def test_first_places_of_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not fit next to the numbers."""
     monkeypatch.setattr(storage.history.arrays, "_PLACE_BITS", 2)
     monkeypatch.setattr(storage.history.arrays, "_PLACE", 3)
     assert [each.tolist() for each in first_places(np.array([7, 5, 7, 5, 1]))] == [[1, 5, 7], [4, 1, 0]]

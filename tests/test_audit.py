@@ -74,7 +74,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def store(whole: Path, tmp_path: Path) -> Iterator[Daemon]:
-    """Yield a copy of it."""
     with home(tmp_path, transactions={"batch_size": 2, "block_height_retention": RETENTION}) as daemon:
         shutil.copytree(whole / "data", tmp_path / "data")
         yield daemon
@@ -171,8 +170,6 @@ def delete(key: bytes, table: str = "tx") -> Damage:
 
 
 def given(**fields: Any) -> Damage:
-    """Return what changes the reassignment in a record."""
-
     def damage(store: OnDisk, txn: Txn) -> None:
         kept = store.record(txn, name("r"))
         assert kept is not None
@@ -187,7 +184,6 @@ GIVEN = name("r") + keys.u32(1)
 
 
 def heir_row(of: str) -> bytes:
-    """Return the key of the row by address of the output that was reassigned."""
     return b"\1\0" + sha256(address(of)).digest() + GIVEN
 
 
@@ -204,10 +200,7 @@ KINDS: dict[str, tuple[Damage, str]] = {
         lambda store, txn: store.remove_page(txn, name("big"), 2),
         "1 further pages, but its record",
     ),
-    "a page between that is missing": (
-        lambda store, txn: store.remove_page(txn, name("big"), 1),
-        "page 1 is missing",
-    ),
+    "a page between that is missing": (lambda store, txn: store.remove_page(txn, name("big"), 1), "page 1 is missing"),
     "a page that is being created alone": (page("big", 2, creating=True), "being created, but the transaction is not"),
     "an output beyond its page": (both(slot("m", 0, 7, b""), record("m", recorded=3)), "beyond the 2 outputs of its"),
     "names of a page that is not there": (put(name("big") + keys.u32(3) + MASTER, digest("h")), "names of page 3"),
@@ -244,16 +237,10 @@ KINDS: dict[str, tuple[Damage, str]] = {
     "a claim of a page without a record": (put(name("x") + keys.u32(1) + MASTER, BY_U, "tx_claim"), "has no record"),
     "a row of no kind": (put(name("x") + b"123", b"what"), "has an unknown kind of key"),
     "a reassignment that its record does not know": (record("r", reassignments=()), "has no reassignment of it"),
-    "a reassignment at another height": (
-        given(height=1),
-        "[(1, 1003)] in its record, but at [(3, 1003)]",
-    ),
+    "a reassignment at another height": (given(height=1), "[(1, 1003)] in its record, but at [(3, 1003)]"),
     "a reassignment to another hash": (given(new_hash=bytes(32)), "does not have the hash of its new owner"),
     "a reassigned output that no block spends": (given(spent=True), "spent by a block, but its slot is unspent"),
-    "a reassigned output without a row": (
-        delete(b"\0" + GIVEN, REASSIGNED),
-        "but at [] in the table",
-    ),
+    "a reassigned output without a row": (delete(b"\0" + GIVEN, REASSIGNED), "but at [] in the table"),
     "a new owner without a row": (delete(heir_row("heir"), REASSIGNED), "is not listed under each of its owners"),
     "an old owner without a row": (delete(heir_row("y"), REASSIGNED), "is not listed under each of its owners"),
     "a row of one who never owned it": (put(heir_row("z"), b"", REASSIGNED), "an owner that its reassignments"),
@@ -345,16 +332,7 @@ def test_verify_exits_4_until_the_records_are_rebuilt(store: Daemon) -> None:
     store.assert_sound()
 
 
-def test_damage_counts_for_more_than_a_contradiction(store: Daemon) -> None:
-    harm(store, CONTRADICTIONS["spent in a block, unspent here"][0])
-    harm(store, KINDS["a wrong total"][0])
-    done = store.run("verify")
-    assert done.returncode == 3
-    assert b"by no transaction in its record" in done.stderr and b"the store is sound" not in done.stderr
-
-
 def test_rebuilding_records_changes_nothing_of_a_sound_store(store: Daemon) -> None:
-    """Submissions that wait, claims, freezes, preservations, raw bytes: every row stays."""
     before = rows(store)
     assert "rebuilt 0 records" in reindex_records(load(store.config, {}))
     assert rows(store) == before
@@ -408,17 +386,18 @@ def test_rebuilding_records_begins_no_store(tmp_path: Path) -> None:
         assert not (tmp_path / "data").exists()
 
 
-def test_verify_exits_3_unless_the_transaction_store_is_off(store: Daemon) -> None:
+def test_verify_exits_3_for_damage_unless_the_transaction_store_is_off(store: Daemon) -> None:
+    harm(store, CONTRADICTIONS["spent in a block, unspent here"][0])
     harm(store, KINDS["a wrong total"][0])
     done = store.run("verify")
     assert (done.returncode, done.stdout) == (3, b"")
     assert b"its record counts 6" in done.stderr and b"Traceback" not in done.stderr
+    assert b"by no transaction in its record" in done.stderr and b"the store is sound" not in done.stderr
     store.configure(transactions={"enabled": False})
     store.assert_sound()
 
 
-def test_what_is_half_made_is_no_damage(store: Daemon) -> None:
-    """A creation that was cut off leaves pages, or a lock alone; one that goes on has a lock and is not told of."""
+def test_incomplete_creations_are_reported_and_are_no_damage(store: Daemon) -> None:
     harm(store, lambda store, txn: store.put_lock(txn, name("begun"), LOCK))
     harm(store, lambda store, txn: store.put_lock(txn, name("going on"), LOCK))
     for of in ("cut off", "going on"):
@@ -439,9 +418,7 @@ def test_what_is_half_made_is_no_damage(store: Daemon) -> None:
     assert sorted(done.stdout.decode().splitlines()) == sorted([*found.incomplete, "sound"])
 
 
-def test_pages_that_the_pruner_is_about_to_remove(store: Daemon) -> None:
-    """A large transaction goes page by page: its master first, and what is left is on a list."""
-
+def test_pages_that_the_pruner_is_about_to_remove_are_no_damage(store: Daemon) -> None:
     def damage(kept: OnDisk, txn: Txn) -> None:
         for number in (1, 2):
             txn.put(name("x") + keys.u32(number), seal_row(Page(1, 1)), db=kept.pool.tx)
@@ -455,7 +432,7 @@ def test_pages_that_the_pruner_is_about_to_remove(store: Daemon) -> None:
     assert any("page 2 of transaction" in finding for finding in audited(store).findings)
 
 
-def test_a_spender_that_was_pruned(store: Daemon) -> None:
+def test_a_spender_that_was_pruned_is_no_contradiction(store: Daemon) -> None:
     harm(store, slot("u", 0, 0, BY_UNKNOWN))
     assert any("which is unknown" in finding for finding in audited(store).contradictions)
     harm(store, record("u", deleted_children=[name("nobody")]))
@@ -473,7 +450,6 @@ TABLES = ("tx", "tx_claim", "tx_delete_at", "tx_unmined", "tx_preserved", PENDIN
 
 @pytest.mark.parametrize("table", TABLES)
 def test_any_row_that_is_cut_or_changed_is_found(store: Daemon, table: str) -> None:
-    """Whatever changes in a value, it is a finding, and none of them ends in a crash."""
     random = Random(table)
     config = load(store.config, {})
     with open_disk(config) as disk:

@@ -112,7 +112,6 @@ def test_a_restored_store_without_blobs_can_be_backed_up_before_its_daemon_start
 
 
 def test_a_backup_made_while_blocks_come_is_of_one_block(tmp_path: Path) -> None:
-    """Each backup made next to a feeder is a sound store with the set of its tip, and can be fed to the end."""
     (tmp_path / "live").mkdir()
     with running(tmp_path / "live", transactions=KEPT, batch={"max_delay_ms": 0}) as live:
         enough = Event()
@@ -255,7 +254,6 @@ def test_parts_that_are_not_included_are_named(tmp_path: Path) -> None:
 
 
 def test_a_daemon_does_not_start_on_half_a_restore(saved: Path, tmp_path: Path) -> None:
-    """What a killed restore has left is refused, and replaced by the next restore."""
     with home(tmp_path, transactions=KEPT) as daemon:
         (tmp_path / "data" / "restoring" / "lmdb").mkdir(parents=True)
         shutil.copy(saved / "recovery.db", tmp_path / "data")

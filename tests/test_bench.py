@@ -116,7 +116,6 @@ def payments(txs: int, live: int, blocks: int) -> Chain:
 
 
 def test_a_chain_for_peers_is_the_same_in_both_notations(tmp_path: Path) -> None:
-    """Every input spends the output of the same place before it, in events and in Bitcoin's serialization."""
     old, source = OldSet(20_003), payments(10, 100, blocks=12)
     first = bytes(80) + b"\0"
     folder = tmp_path / "chain"
@@ -150,7 +149,6 @@ def test_a_chain_for_peers_is_the_same_in_both_notations(tmp_path: Path) -> None
 
 
 def test_apply_on_an_old_set(tmp_path: Path) -> None:
-    """A store that is kept is used again; every system begins with it, and ends with as many outputs as it should."""
     kept = tmp_path / "kept"
     words = ("--old", "20001", "--old-share", "40", "--old-store", kept, "--work", tmp_path / "work")
     found = bench("apply", *SMALL, *words)

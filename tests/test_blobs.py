@@ -51,7 +51,6 @@ server.serve_forever()
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """Run a server with an empty bucket named `box`."""
     log = subprocess.DEVNULL
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=log, text=True) as server:
         try:
@@ -75,7 +74,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["file", "s3"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name a place of one test's own."""
     if request.param == "file":
         return "file:blobs"
     monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3"))
@@ -88,7 +86,6 @@ def blobs(where: str, tmp_path: Path) -> Blobs:
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let the clock be ahead of everything that was written until now."""
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + seconds)
 
@@ -285,7 +282,6 @@ def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    """A disk that is not mounted must not look like a store without blobs: records would be pruned as if."""
     root = tmp_path / "blobs"
     blobs = Files(root)
     blobs.put(A, b"a")

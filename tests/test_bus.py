@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -82,8 +82,6 @@ def test_a_wakeup_is_notified_of_facts_and_of_messages_that_were_carried_out(bus
 
 
 class Box:
-    """An outbox that keeps what it is to send."""
-
     def __init__(self, encoding: str) -> None:
         self.encoding = encoding
         self.messages: list[bytes] = []
@@ -103,15 +101,3 @@ def test_equal_subscriptions_are_sent_the_same_bytes_at_once() -> None:
     assert boxes[0].messages[0] is boxes[1].messages[0]
     assert boxes[0].messages[0] == b"".join(wire.encode(fact, "json") for fact in facts)
     assert boxes[2].messages[0] == b"".join(wire.encode(fact, "frames") for fact in facts)
-
-
-def test_a_subscriber_is_sent_what_it_subscribed_to_and_nothing_else() -> None:
-    subscribers, box = Subscribers(), cast(Any, Box("json"))
-    subscribers.subscribe(box, ["BlockCommitted"])
-    subscribers.publish([mined(1)])
-    assert box.messages == []
-    subscribers.publish([mined(2), committed(3)])
-    assert box.messages == [wire.encode(committed(3), "json")]
-    subscribers.leave(box)
-    subscribers.publish([committed(4)])
-    assert len(box.messages) == 1

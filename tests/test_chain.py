@@ -151,7 +151,6 @@ def test_a_repeated_id_does_not_lead_back_to_what_is_pruned(tmp_path: Path) -> N
 
 
 def test_an_unknown_hash_is_refused_with_the_nearest_block(tmp_path: Path) -> None:
-    """By slot or by height; without either none can be named."""
     with open_chain(tmp_path) as chain:
         feed(chain, *BLOCKS[:5])
         for place, nearest in (
@@ -228,7 +227,6 @@ def test_nothing_is_pruned_where_the_pruner_is_switched_off(tmp_path: Path) -> N
 
 
 def test_answers_come_in_the_order_of_the_messages(tmp_path: Path) -> None:
-    """A refusal keeps its place among the others, across the commits that a rollback makes."""
     sender, numbered = Listener(), [msgspec.structs.replace(each, seq=n) for n, each in enumerate(BLOCKS[:4])]
     with open_chain(tmp_path) as chain:
         committed = take(
@@ -367,7 +365,6 @@ def test_damage_is_an_error_and_changes_nothing(words: str, tmp_path: Path, monk
     ],
 )
 def test_ids_that_are_numbers_are_kept_apart(name: Callable[[int], bytes], tmp_path: Path) -> None:
-    """No id is taken for that of an earlier transaction, in one block and in several ones."""
     parent, ids = None, [name(n) for n in range(1, 3001)]
     with open_chain(tmp_path) as chain:
         for first in range(0, len(ids), 1000):

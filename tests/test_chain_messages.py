@@ -18,7 +18,6 @@ def to(**place: Any) -> Message:
 
 
 def test_blocks_that_do_not_extend_the_tip(daemon: Daemon) -> None:
-    """A retained block is a duplicate, even where it says that it follows the tip; others are refused by name."""
     blocks = chain(4)
     with daemon.client() as client:
         assert statuses(client.feed(blocks[:2])) == ["applied"] * 2

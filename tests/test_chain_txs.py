@@ -64,7 +64,6 @@ class LocalStore:
             return look(self.real.view(txn), outpoint)
 
     def rows(self) -> dict[bytes, bytes]:
-        """Return all records and claims."""
         with self.disk.read() as txn:
             return dict(txn.cursor(self.real.pool.tx)) | dict(txn.cursor(self.real.pool.claim))
 
@@ -92,7 +91,6 @@ def local(tmp_path: Path) -> Iterator[LocalStore]:
 
 
 def refusal(local: LocalStore, work: Callable[[TxView], object]) -> tuple[str, dict[int, str]]:
-    """Return why something is refused, which must change nothing."""
     before = local.rows()
     with pytest.raises(TxFault) as caught:
         local.write(work)
@@ -120,7 +118,6 @@ def test_outputs_of_the_chain_without_a_record(local: LocalStore) -> None:
 
 
 def test_a_claim_is_one_row(local: LocalStore) -> None:
-    """An unmined transaction spends what a block created: no record is made of the parent."""
     local.write(lambda view: submit(view, child("child", at("fund"))))
     rows = local.rows()
     key = claim_key(txid("fund"), 0, 0)
@@ -300,7 +297,6 @@ def test_a_block_cannot_spend_again_what_a_mined_transaction_has_spent(local: Lo
 
 @pytest.mark.parametrize("mined", [True, False])
 def test_a_submission_and_its_block_in_one_commit(local: LocalStore, mined: bool) -> None:
-    """The block has the submission, or another transaction that spends the same output; both come as bytes."""
     submitted, rival = child("child", at("fund")), child("rival", at("fund"))
     turns, sender = Turns(local.chain), Listener()
     third = message(block(SECOND, submitted if mined else rival), sender)
@@ -328,7 +324,6 @@ def test_a_block_of_bytes_mines_what_waits(local: LocalStore) -> None:
 
 
 def test_a_rollback_needs_the_outputs_of_blocks_that_stay(local: LocalStore) -> None:
-    """A claim on an output of the remaining blocks needs the output; without it the rollback is refused."""
     third = block(SECOND, child("child", at("fund")))
     assert local.chain.apply(third, None)
     local.chain.commit()

@@ -63,8 +63,6 @@ def opened(folder: Path, keep: Retention | None = None) -> Iterator[ChangeLog]:
 
 
 def append(log: ChangeLog, *facts: Fact) -> list[Fact]:
-    """Commit facts together; return them with their sequences."""
-
     def work(_: object) -> None:
         for fact in facts:
             log.record(fact)

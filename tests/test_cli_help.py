@@ -20,7 +20,6 @@ ABSENT = "import sys; sys.modules['msgpack'] = None; from daemon.cli import main
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield every command, by the words that lead to it."""
     yield path
     if isinstance(group, click.Group):
         context = click.Context(group)

@@ -110,8 +110,6 @@ def test_a_store_that_is_open_is_left_alone(tmp_path: Path) -> None:
 
 
 def counted(real: Callable[..., Any], count: Callable[[], None]) -> Callable[..., Any]:
-    """Return a function that counts before and after each call."""
-
     def call(*given: Any, **named: Any) -> Any:
         count()
         done = real(*given, **named)

@@ -142,7 +142,6 @@ def test_a_process_that_is_killed(step: str, when: str, cure: str, subject: Subj
 
 
 def dying(subject: Subject, at: str, moment: str) -> None:
-    """Let the process die before or after a step."""
     real, last = subject.faults.crashes, (moment, at)
     subject.faults.set.clear()
 
@@ -213,7 +212,6 @@ def test_what_is_pruned_and_comes_again_keeps_nothing(subject: Subject, after: R
 
 
 def rival(subject: Subject, where: str) -> None:
-    """Let another transaction spend the same output, right before a step."""
     real = subject.faults.write
 
     def watched(commit: Callable[..., Any], work: Callable[[TxView], Any], step: str = "") -> Any:
@@ -227,7 +225,6 @@ def rival(subject: Subject, where: str) -> None:
 
 @pytest.mark.parametrize("step", STEPS[1 : WHOLE_AFTER + 1])
 def test_another_spends_its_input_meanwhile(step: str, subject: Subject, before: Rows) -> None:
-    """The last step finds out, and all pages go."""
     rival(subject, step)
     answer = subject.run(LARGE)
     assert (answer["code"], answer["perInput"]) == ("UTXO_ERROR", {"0": {"code": "SPENT", "conflictingTx": "R"}})

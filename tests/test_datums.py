@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from chains import CODEC, Options, back_to, block, feed, open_chain, output, prune_all, random_chain, tx
 from chains import at as place
-from daemons import Message, statuses
+from daemons import Message
 from questions import Api, failure, running_api, short_folder
 from scenarios import at
 from scenarios import block as message_block
@@ -23,7 +23,7 @@ import storage.history.datums
 from handlers.chain import Chain
 from handlers.datums import find_datum, search_datum
 from handlers.events import BlockApplied, Output
-from handlers.query import NoIndex, Query
+from handlers.query import Query
 from storage.errors import Damaged
 from storage.history.layout import OUTPUT, VALUE_BYTES
 from storage.history.verify import verify
@@ -132,38 +132,23 @@ def test_query_datum(served: Api) -> None:
     assert "--json" in utxod(served.daemon, "query", "datum", "--help").out
 
 
-def test_datums_are_known_after_a_restart() -> None:
-    with short_folder() as folder, running_api(folder, utxo=INDEX) as api:
-        with api.daemon.client("frames") as client:
-            assert statuses(client.feed([FIRST, SECOND])) == ["applied"] * 2
-        assert api.daemon.term() == 0
-        api.daemon.start()
-        assert [api.get(path_of(datum))["datum"] for datum in KNOWN] == [datum.hex() for datum in KNOWN]
-        for datum in UNKNOWN:
-            failure(api.ask(path_of(datum)), 404, "unknown_datum")
-        api.daemon.term()
-        api.daemon.assert_sound()
-
-
-def test_a_submission_reveals_nothing_before_it_is_mined() -> None:
-    waits = message_tx("waits", names(b"waits"), spends=[at("plain")], datums=[b"waits"])
-    with short_folder() as folder, running_api(folder, utxo=INDEX) as api:
-        api.feed(FIRST, {"type": "TxSubmitted", "tx": waits})
-        failure(api.ask(path_of(b"waits")), 404, "unknown_datum")
-        api.feed(message_block(FIRST, waits))
-        assert api.get(path_of(b"waits"))
-
-
-def test_the_index_can_be_built_later() -> None:
+def test_the_index_can_be_built_later_and_a_submission_reveals_nothing_before_it_is_mined() -> None:
+    waits = message_tx("waits", names(b"waits"), spends=[at("plain", 1)], datums=[b"waits"])
     with short_folder() as folder, running_api(folder) as api:
         api.feed(FIRST, SECOND)
         failure(api.ask(path_of(ODD)), 503, "not_enabled", "utxo.index.datum")
         assert "index datum is not kept" in utxod(api.daemon, "query", "datum", hash_of(ODD).hex()).one_line(1)
         api.daemon.term()
-        api.daemon.configure(utxo=INDEX)
+        api.daemon.configure(utxo=INDEX, http={"workers": 1, "listen": f"unix:{folder}/http"})
         assert api.daemon.run("reindex").returncode == 0
         for datum in KNOWN:
             assert utxod(api.daemon, "query", "datum", hash_of(datum).hex()).out == datum.hex() + "\n"
+        api.daemon.start()
+        api.feed({"type": "TxSubmitted", "tx": waits})
+        failure(api.ask(path_of(b"waits")), 404, "unknown_datum")
+        api.feed(message_block(SECOND, waits))
+        assert api.get(path_of(b"waits"))
+        assert [api.get(path_of(datum))["datum"] for datum in KNOWN] == [datum.hex() for datum in KNOWN]
 
 
 def query_of(chain: Chain) -> Query:
@@ -297,10 +282,3 @@ def test_a_hash_of_another_size_is_in_no_index(tmp_path: Path, size: int) -> Non
             for index, key in (("datum", hash_of(b"d")), ("script", bytes(28))):
                 listed = shot.page(shot.listed(index, key), 10, "asc", 1, None)
                 assert [utxo.output_index for utxo in listed.utxos] == [1]
-
-
-def test_without_the_index(tmp_path: Path) -> None:
-    with open_chain(tmp_path, indexes=["address_hash"]) as chain:
-        feed(chain, block(None, tx("one", output("ann", inline_datum=b"d"))))
-        with query_of(chain).snapshot() as shot, pytest.raises(NoIndex, match="datum"):
-            find_datum(shot, hash_of(b"d"))

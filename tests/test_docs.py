@@ -187,7 +187,6 @@ EVENTS = b"".join(wire.encode(message, "json") for message in CHAIN)
 
 
 def web(daemon: Daemon) -> str:
-    """Return the address of a daemon's HTTP."""
     return str(tomllib.loads(daemon.config.read_text())["http"]["listen"])
 
 
@@ -204,7 +203,6 @@ def values(daemon: Daemon, folder: Path) -> dict[str, str]:
 
 
 def here(text: str, daemon: Daemon) -> str:
-    """Return commands with the folders and addresses of this daemon."""
     for path, ours in PLACES.items():
         text = text.replace(path, str(daemon.folder / ours) + "/" * path.endswith("/"))
     text = text.replace(" utxod: ", f" {getuser()}: ")

@@ -39,13 +39,11 @@ def daemon() -> Iterator[Daemon]:
 
 
 def command(language: str, name: str, *arguments: str | Path) -> list[str]:
-    """Return the command line of an example; Python sees no package of ours."""
     program = [str(NODE), f"{name}.js"] if language == "node" else [sys.executable, "-I", "-W", "error", f"{name}.py"]
     return [*program[:-1], str(EXAMPLES / program[-1]), *map(str, arguments)]
 
 
 def output_of(language: str, name: str, *arguments: str | Path) -> list[str]:
-    """Run an example to its end; return the lines that it printed."""
     done = subprocess.run(
         command(language, name, *arguments), capture_output=True, timeout=PATIENCE_S, env=environment(), check=False
     )

@@ -65,7 +65,6 @@ class Scenario:
         return removed
 
     def step(self) -> None:
-        """Let something happen between two reads."""
         step = self.random.choice(STEPS)
         match step:
             case "blocks":
@@ -89,7 +88,6 @@ class Scenario:
                 pass
 
     def lost(self) -> bool:
-        """Return whether the boundary's set can't be read any more."""
         return self.chain.state.floor > len(self.boundary) or self.chain_now[: len(self.boundary)] != self.boundary
 
 

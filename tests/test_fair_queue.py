@@ -16,8 +16,6 @@ Item = tuple[str, int]
 
 
 class Queue(FairQueue[Item]):
-    """A queue of which a test fills flows by name."""
-
     def fill(self, flow: Flow[Item], name: str, count: int, cost: int = 1) -> None:
         for n in range(count):
             self.put(flow, (name, n), cost)
@@ -267,7 +265,6 @@ async def test_a_feeder_takes_its_giant_along(inbox: Inbox) -> None:
 
 @pytest.mark.anyio
 async def test_the_consumer_is_given_portions(inbox: Inbox) -> None:
-    """Not all that waits: between two portions other clients may come."""
     one, other = Channel(inbox, 1), Channel(inbox, 2)
     for _ in range(30):
         one.put(Delivery(b"one", "json", None))  # type: ignore[arg-type]

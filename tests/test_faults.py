@@ -167,7 +167,6 @@ def prepared(step: Step, chain: Chain) -> None:
 
 
 def tables(store: HistoryStore) -> Tables:
-    """Return every row, of tables that have any."""
     with store.disk.read() as txn:
         found = {name: list(txn.cursor(db)) for name, db in store.disk.tables.items()}
     return {name: rows for name, rows in found.items() if rows}
@@ -179,7 +178,6 @@ def without_log(found: Tables) -> Tables:
 
 
 def after(step: Step, folder: Path) -> Tables:
-    """Return the tables that the step should leave."""
     with open_chain(folder, **step.options) as chain:
         prepared(step, chain)
         chain = restarted(chain)  # where it thins out next is in memory, and begins again after a fault
@@ -190,7 +188,6 @@ def after(step: Step, folder: Path) -> Tables:
 
 
 def restarted(chain: Chain) -> Chain:
-    """Return the chain as a new process would see it."""
     store = HistoryStore(chain.store.disk, chain.store.leaves)
     with store.disk.read() as txn:
         kept = store.kept_indexes(txn)
@@ -260,7 +257,6 @@ def test_a_map_that_is_full_at_any_write_grows(step: Step, tmp_path: Path) -> No
 def test_a_fault_while_a_store_is_made_or_an_index_dropped(
     kind: Callable[[], lmdb.Error], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store is created completely or not at all, and an index is either present or absent."""
     small(monkeypatch)
     with Disk(tmp_path, TABLES, durable=False) as disk:
         store = HistoryStore(disk, LEAVES)
@@ -275,7 +271,6 @@ def test_a_fault_while_a_store_is_made_or_an_index_dropped(
 
 
 def faults(kind: Callable[[], lmdb.Error], store: HistoryStore, act: Callable[[], object]) -> None:
-    """Let an act fail at each of its writes, and then succeed."""
     before = tables(store)
     for number in range(1, 100):
         with failing(store.disk, Fault(number, kind())) as fault:
@@ -318,7 +313,6 @@ def test_a_fault_at_any_write_of_a_reindex(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_full_disk_refuses_the_whole_batch(tmp_path: Path) -> None:
-    """Nothing of the batch was stored, so that nothing of it is acknowledged; sent again, it is applied."""
     one, two = block(None, tx("O", output("ann")), seq=1), block(None, salt="unrelated", seq=3)
     next_one = block(one, seq=2)
     with open_chain(tmp_path) as chain:
@@ -409,17 +403,6 @@ def long_chain(length: int) -> Sequence[BlockApplied]:
 
 
 LONG = long_chain(40)
-
-
-def test_a_small_map_grows(tmp_path: Path) -> None:
-    with open_chain(tmp_path / "small", map_size=MIB) as small_map, open_chain(tmp_path / "large") as large:
-        for chain in (small_map, large):
-            feed(chain, *LONG[:10])
-            for each in LONG[10:20]:
-                feed(chain, each)
-            chain.rollback(back_to(LONG[15]))
-        assert dump(small_map.store) == dump(large.store)
-        assert small_map.view.map_size == small_map.store.disk.map_size() >= 4 * MIB
 
 
 def test_a_map_grows_ahead_of_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,6 @@ def summed(raw: bytes) -> bytes:
 
 
 def row(text: str) -> bytes:
-    """Return a row of MessagePack."""
     return summed(bytes.fromhex(text))
 
 

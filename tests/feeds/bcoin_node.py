@@ -106,11 +106,9 @@ class BcoinNode:
 
     @property
     def url(self) -> str:
-        """Return where its RPC is, with the key as password."""
         return f"http://bitcoinrpc:{KEY}@127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start a process and wait until it answers."""
         options = {
             "network": "regtest",
             "memory": "true",
@@ -148,7 +146,6 @@ class BcoinNode:
             sleep(0.05)
 
     def stop(self) -> None:
-        """End it, with all that it has."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -159,29 +156,23 @@ class BcoinNode:
     # --- asking --------------------------------------------------------------------------------------------------
 
     def rpc(self, method: str, *parameters: Any) -> Any:
-        """Return the result of a call to the node."""
         return self._result(self._ask(self.port, "POST", "/", {"method": method, "params": parameters}))
 
     def rpc_many(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the results of many calls."""
         bodies = [{"method": method, "params": parameters} for method, *parameters in calls]
         return list(map(self._result, self._ask(self.port, "POST", "/", bodies))) if bodies else []
 
     def wallet(self, method: str, *parameters: Any) -> Any:
-        """Return the result of a call to the node's wallet."""
         return self._result(self._ask(self._wallet_port, "POST", "/", {"method": method, "params": parameters}))
 
     def wallet_http(self, verb: str, path: str, body: Any) -> Any:
-        """Return what the wallet answers over plain HTTP."""
         return self._ask(self._wallet_port, verb, f"/wallet/primary{path}", body)
 
     def send(self, raw: bytes, txid: str) -> None:
-        """Put a transaction into the mempool."""
         assert self._ask(self.port, "POST", "/broadcast", {"tx": raw.hex()}) == {"success": True}
         assert txid in self.rpc("getrawmempool"), self._log.read_text()[-500:]
 
     def coins(self, address: str) -> list[dict[str, Any]]:
-        """Return what is unspent at an address, as the node's index has it."""
         found: list[dict[str, Any]] = self._ask(self.port, "GET", f"/coin/address/{address}", None)
         return found
 
@@ -234,7 +225,6 @@ class Anyone:
         return [each for each in ripe if each["value"] > 20 * FEE]
 
     def spend(self, *coins: dict[str, Any], outputs: int = 5) -> list[dict[str, Any]]:
-        """Spend coins in one transaction; return those that it makes and that can be spent again."""
         raw, made = self.transaction(*coins, outputs=outputs)
         self._node.send(raw, made[0]["hash"])
         return made
@@ -264,7 +254,6 @@ class Anyone:
 
 @contextmanager
 def bcoin(folder: Path) -> Iterator[BcoinNode]:
-    """Yield a node that runs, or end the test here."""
     node = BcoinNode(needed(), folder)
     try:
         node.start()

@@ -24,8 +24,6 @@ def txid_of(raw: bytes) -> str:
 
 
 class Fault(Exception):
-    """An error as JSON-RPC has it."""
-
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code, self.message = code, message
@@ -90,12 +88,10 @@ class FakeNode:
         return removed
 
     def reorganise(self, depth: int, length: int) -> None:
-        """Replace the last blocks by others."""
         self.drop_last(depth)
         self.mine(length)
 
     def answer(self, method: str, parameters: Sequence[Any]) -> Any:
-        """Answer one call."""
         requests = list(parameters)
         self.calls.append((method, requests))
         if method in self.lies:
@@ -103,7 +99,6 @@ class FakeNode:
         return self.truth(method, requests)
 
     def truth(self, method: str, requests: list[Any]) -> Any:
-        """Answer as an honest node does."""
         match method, requests:
             case "getbestblockhash", []:
                 return self.chain[-1]
@@ -246,5 +241,4 @@ class Scenario:
 
 
 def go_away() -> None:
-    """Fail as a request to a node that is down."""
     raise NodeAway("inside is away")

@@ -20,8 +20,6 @@ Trick = Callable[["Request"], bool]
 
 
 class Request(BaseHTTPRequestHandler):
-    """One connection; `reply` sends an answer as it is."""
-
     protocol_version = "HTTP/1.1"
     server: _Listening
     body: bytes
@@ -35,7 +33,6 @@ class Request(BaseHTTPRequestHandler):
             node.serve(self)
 
     def send(self, status: int, body: bytes, *fields: tuple[str, str]) -> None:
-        """Send an answer in order."""
         self.send_response(status)
         for name, value in fields:
             self.send_header(name, value)
@@ -72,8 +69,6 @@ class _Listening(ThreadingHTTPServer):
 
 
 class RpcServer:
-    """A node's RPC that can be stopped and started again at the same place."""
-
     def __init__(self, node: FakeNode, login: str | None = LOGIN, tls: ssl.SSLContext | None = None) -> None:
         self.node = node
         self.login = login
@@ -88,12 +83,10 @@ class RpcServer:
 
     @property
     def name(self) -> str:
-        """Return where it is."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """Return where it is, with the login."""
         login = "" if self.login is None else f"{self.login.replace('%', '%25')}@"
         return f"http://{login}127.0.0.1:{self.port}/"
 
@@ -106,7 +99,6 @@ class RpcServer:
         threading.Thread(target=self._listening.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
-        """Go away, with all connections."""
         if self._listening is not None:
             self._listening.shutdown()
             self._listening.server_close()
@@ -114,7 +106,6 @@ class RpcServer:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """End all connections."""
         while self.connections:
             with suppress(OSError):
                 self.connections.pop().shutdown(socket.SHUT_RDWR)
@@ -143,13 +134,11 @@ class RpcServer:
 
 
 def honestly(_: Request) -> bool:
-    """Do as a node does."""
     return False
 
 
 @contextmanager
 def serving(node: FakeNode, login: str | None = LOGIN, tls: ssl.SSLContext | None = None) -> Iterator[RpcServer]:
-    """Yield a server that runs."""
     server = RpcServer(node, login, tls)
     server.start()
     try:

@@ -24,7 +24,6 @@ def genesis_of(run: str) -> GenesisOutputs:
 
 
 def expected_rows(run: str) -> Iterator[dict[str, Any]]:
-    """Yield what is expected after each block."""
     return rows(need(f"expected/{_name(run)}.blocks.jsonl.xz"))
 
 

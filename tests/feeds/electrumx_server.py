@@ -47,8 +47,6 @@ def _answered(request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]
 
 @contextmanager
 def _proxy(node: BcoinNode) -> Iterator[int]:
-    """Forward requests to the node; give the port."""
-
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -86,7 +84,6 @@ def _proxy(node: BcoinNode) -> Iterator[int]:
 
 @contextmanager
 def electrumx(node: BcoinNode, folder: Path) -> Iterator[int]:
-    """Run ElectrumX on the node's chain; give the port where it listens."""
     (port,) = free_ports(1)
     with _proxy(node) as upstream, (folder / "electrumx.log").open("wb") as log:
         settings = {

@@ -11,6 +11,7 @@ from typing import Any
 from cbor2 import CBORDecoder, loads
 from msgspec.structs import replace
 
+from formats import base58, bech32
 from handlers.events import BlockApplied, Issuer, OutPoint, Output, Tx
 
 Json = dict[str, Any]
@@ -30,42 +31,16 @@ V6 = Dialect()
 V7 = Dialect(7, script_cbor=False)
 
 
-CHARSET = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
-BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-
-
 @lru_cache(1 << 16)
 def address_text(raw: bytes) -> str:
     if raw[0] >> 4 == 8:
-        return base58(raw)
-    return bech32("addr" if raw[0] & 15 == 1 else "addr_test", raw)
+        return base58.encode(raw)
+    return bech32.encode("addr" if raw[0] & 15 == 1 else "addr_test", *bech32.symbols(raw))
 
 
-def base58(raw: bytes) -> str:
-    number, text = int.from_bytes(raw, "big"), ""
-    while number:
-        number, digit = divmod(number, 58)
-        text = BASE58[digit] + text
-    return text
-
-
-def bech32(prefix: str, raw: bytes) -> str:
-    bits = "".join(f"{byte:08b}" for byte in raw)
-    bits += "0" * (-len(bits) % 5)
-    return bech32_of(prefix, [int(bits[n : n + 5], 2) for n in range(0, len(bits), 5)])
-
-
-def bech32_of(prefix: str, values: list[int]) -> str:
-    """Return values of five bits with their checksum behind."""
-    expanded = [ord(each) >> 5 for each in prefix] + [0] + [ord(each) & 31 for each in prefix]
-    check = 1
-    for value in [*expanded, *values, 0, 0, 0, 0, 0, 0]:
-        top = check >> 25
-        check = (check & 0x1FFFFFF) << 5 ^ value
-        for bit, generator in enumerate((0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)):
-            check ^= generator if top >> bit & 1 else 0
-    checked = values + [(check ^ 1) >> 5 * (5 - n) & 31 for n in range(6)]
-    return prefix + "1" + "".join(CHARSET[value] for value in checked)
+def bech32_of(prefix: str, symbols: list[int]) -> str:
+    number = sum(symbol << 5 * place for place, symbol in enumerate(reversed(symbols)))
+    return bech32.encode(prefix, number, len(symbols))
 
 
 def block_json(block: BlockApplied, dialect: Dialect = V6, raw: bytes = b"", boundary: bool = False) -> Json:

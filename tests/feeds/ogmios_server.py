@@ -21,8 +21,6 @@ ORIGIN = "origin"
 
 
 class Entry:
-    """A block of a chain that is chain_from, and the one before it."""
-
     def __init__(self, block: Json, slot: int, before: "Entry | None") -> None:
         self.block = block
         self.id: str = block["id"]
@@ -47,7 +45,6 @@ Trouble = Callable[[Entry], None]
 
 
 def chain_of(blocks: Sequence[Json], slots: Sequence[int] | None = None, after: Entry | None = None) -> Chain:
-    """Return blocks as they follow each other; those without a slot need one messages."""
     made: Chain = []
     for n, block in enumerate(blocks):
         made.append(Entry(block, block["slot"] if slots is None else slots[n], made[-1] if made else after))
@@ -65,8 +62,6 @@ def chain_from(blocks: Sequence[BlockApplied], dialect: Dialect = V6, raws: Sequ
 
 
 class OgmiosServer:
-    """A server with a chain, a record of its requests, and the faults to make."""
-
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.url = ""
@@ -91,7 +86,6 @@ class OgmiosServer:
         self._soon(self._tell_clients)
 
     def drop(self) -> None:
-        """Break every connection as a power cut does."""
         self._soon(self._break)
 
     def _soon(self, what: Callable[[], None]) -> None:
@@ -254,7 +248,6 @@ class Troubles:
         return self._due.pop()
 
     def _fork(self, at: Entry) -> None:
-        """Leave the chain some blocks back, for others that have fewer transactions."""
         depth, length = self._random.randint(0, self._deepest), self._random.randint(1, 9)
         root = max(min(at.index, len(self.real) - 12) - depth, 0)
         chain = self.server.chain[: root + 1] if root < len(self.server.chain) else self.real[: root + 1]
@@ -275,7 +268,6 @@ class Troubles:
 
 @contextmanager
 def serving(chain: Chain, tls: ssl.SSLContext | None = None) -> Iterator[OgmiosServer]:
-    """Yield a server that sends a chain."""
     server = OgmiosServer(chain)
     server.start(tls)
     try:

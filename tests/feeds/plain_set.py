@@ -41,6 +41,5 @@ class PlainSet:
         return unknown
 
     def digests(self) -> tuple[str, str]:
-        """Return the digest of outpoints and values, and that with addresses."""
         lines = {f"{name(point)}:{output.value}": output.address.hex() for point, output in self.coins.items()}
         return digest(f"{line}\n" for line in lines), digest(f"{line}:{address}\n" for line, address in lines.items())

@@ -31,7 +31,6 @@ def find(name: str) -> Path | None:
 
 
 def need(name: str) -> Path:
-    """Return the path of `name`, which is in one of the sets."""
     path = find(name)
     assert path is not None, f"neither {SMALL} nor {FULL} has {name}"
     return path
@@ -50,22 +49,18 @@ def longest(runs: Iterable[str]) -> list[str]:
 
 
 def found(wanted: Iterable[str]) -> list[str]:
-    """Return those of some names that are in one of the sets, for parametrize."""
     return [name for name in wanted if find(name)]
 
 
 def lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file, plain or .xz."""
     with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as file:
         for line in file:
             yield line.rstrip("\n")
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file, plain or .xz."""
     return map(json.loads, lines(path))
 
 
 def document(path: Path) -> Any:
-    """Return what a JSON file says, plain or .xz."""
     return json.loads("\n".join(lines(path)))

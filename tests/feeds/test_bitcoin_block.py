@@ -35,7 +35,7 @@ def compact(number: int) -> bytes:
 
 
 def made_input(txid: bytes = bytes(range(32)), index: int = 0, script: bytes = b"") -> bytes:
-    """`txid` in display order."""
+    """Return an input; its txid is given in display order."""
     return txid[::-1] + struct.pack("<I", index) + compact(len(script)) + script + b"\xff\xff\xff\xff"
 
 
@@ -44,7 +44,6 @@ def made_output(value: int = 1, script: bytes = b"\x51") -> bytes:
 
 
 def made_tx(inputs: list[bytes], outputs: list[bytes], witness: bytes | None = None) -> bytes:
-    """With `witness` (the stacks of all inputs) in the form that has one."""
     body = compact(len(inputs)) + b"".join(inputs) + compact(len(outputs)) + b"".join(outputs)
     marker = b"" if witness is None else b"\x00\x01"
     return b"\x02\0\0\0" + marker + body + (witness or b"") + b"\0\0\0\0"
@@ -64,7 +63,7 @@ def made_root(leaves: list[bytes]) -> bytes:
 def made_block(
     txs: list[bytes], *, parent: bytes = b"\x11" * 32, time: int = 7, root: bytes | None = None, bits: int = EASY
 ) -> bytes:
-    """A block that meets its target; `parent` in display order, `root` for transactions that are not plain ones."""
+    """Return a block that meets its target; `parent` is in display order, `root` for transactions with witness."""
     root = made_root([twice(tx) for tx in txs]) if root is None else root
     start = struct.pack("<I32s32sII", 0x20000000, parent[::-1], root, time, bits)
     target = (bits & 0x7FFFFF) << 8 * ((bits >> 24) - 3)
@@ -76,7 +75,7 @@ def made_block(
 
 
 def hash_of(raw: bytes) -> bytes:
-    """In display order."""
+    """Return the hash in display order."""
     return twice(raw[:80])[::-1]
 
 
@@ -88,23 +87,12 @@ MIXED_ROOT = made_root([twice(tx) for tx in (made_coinbase(), PLAIN, SEGWIT_HASH
 MIXED = made_block([made_coinbase(), PLAIN, SEGWIT], root=MIXED_ROOT)
 
 
-def test_the_genesis_block() -> None:
-    block = decode_block(GENESIS, 0)
-    assert block.hash.hex() == "000000000019d6689c085ae165831e934ff763ae46a2a6c172b3f1b60a8ce26f"
-    assert (block.height, block.slot, block.time, block.prev_hash) == (0, None, 1231006505, None)
-    assert (block.size, block.header) == (len(GENESIS), GENESIS[:80])
-    (tx,) = block.txs
-    assert tx.txid.hex() == "4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b"
-    assert (tx.inputs, tx.coinbase, tx.fee, tx.size, tx.valid) == ([], True, None, 204, True)
-    (output,) = tx.outputs
-    assert (output.value, len(output.address), output.spendable) == (5_000_000_000, 67, False)
-
-
 def test_the_first_coinbase_is_unspendable_by_default() -> None:
     own_rule = replace(MAINNET, genesis_spendable=True)
-    blocks = [decode_block(GENESIS, 0, mark_unspendable=False), decode_block(GENESIS, 0, own_rule)]
-    blocks.append(decode_block(GENESIS, 1))
-    assert [block.txs[0].outputs[0].spendable for block in blocks] == [True] * 3
+    blocks = [decode_block(GENESIS, 0), decode_block(GENESIS, 0, mark_unspendable=False)]
+    blocks += [decode_block(GENESIS, 0, own_rule), decode_block(GENESIS, 1)]
+    assert [block.txs[0].outputs[0].spendable for block in blocks] == [False, True, True, True]
+    assert (blocks[0].size, blocks[0].header, blocks[0].prev_hash) == (len(GENESIS), GENESIS[:80], None)
 
 
 def test_plain_and_segwit_transactions() -> None:

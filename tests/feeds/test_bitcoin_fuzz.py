@@ -37,7 +37,6 @@ def outcome(raw: bytes, *, check_merkle: bool) -> str:
 
 
 def change(data: st.DataObject, raw: bytes) -> bytes:
-    """Overwrite, insert, remove or repeat a few bytes, anywhere behind the header."""
     changed = bytearray(raw)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(80, len(changed)))
@@ -70,12 +69,6 @@ def test_changed_blocks_are_refused_or_keep_their_ids() -> None:
 
     run()
     assert min(seen[False, "a block"], seen[False, "refused"], seen[True, "refused"]) > 0
-
-
-def test_truncated_real_blocks_are_refused() -> None:
-    for raw in real_blocks():
-        for length in range(0, len(raw), max(1, len(raw) // 150)):
-            assert outcome(raw[:length], check_merkle=False) == "refused"
 
 
 def test_the_largest_blocks_are_decoded_in_bounded_time() -> None:

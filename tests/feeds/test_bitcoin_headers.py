@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_bitcoin_block import GENESIS, hash_of, made_block, made_coinbase
+from test_bitcoin_block import hash_of, made_block, made_coinbase
 
 from feeds.bitcoin.errors import BlockError
 from feeds.bitcoin.headers import Headers
@@ -19,7 +19,7 @@ BITS = (0x207FFFFF, 0x203FFFFF, 0x1F7FFFFF)  # works 2, 4 and 512
 
 
 def header(parent: bytes, bits: int = BITS[0], note: int = 0) -> bytes:
-    """Without the work that it claims."""
+    """Return a header without the work that it claims."""
     return struct.pack("<I32s32sIII", 1, parent[::-1], bytes(32), note, bits, 0)
 
 
@@ -36,25 +36,6 @@ def tree(shuffled: list[bytes], root: Point | None = None) -> Headers:
     for record, raw in enumerate(shuffled):
         headers.add(raw, record)
     return headers
-
-
-def test_more_work_beats_more_blocks() -> None:
-    long, heavy = branch(REGTEST.genesis, 5, note=1), branch(REGTEST.genesis, 2, bits=BITS[2])
-    best = tree(long + heavy).best()
-    assert [record for _, record in best.blocks()] == [5, 6]
-    assert best.stale == [Point(height, height, hash_of(raw)) for height, raw in enumerate(long, 1)]
-
-
-def test_the_genesis_header_is_optional_and_repeated_ones_are_ignored() -> None:
-    chain = branch(hash_of(GENESIS), 2)
-    for raws, expected in (
-        ([*chain, GENESIS[:80], chain[0]], [(0, 2), (1, 0), (2, 1)]),
-        (chain, [(1, 0), (2, 1)]),
-    ):
-        headers = Headers(MAINNET, check_work=False)
-        for record, raw in enumerate(raws):
-            headers.add(raw, record)
-        assert [(point.height, record) for point, record in headers.best().blocks()] == expected
 
 
 def test_start_and_end_points() -> None:

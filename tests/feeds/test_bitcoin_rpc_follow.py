@@ -34,7 +34,6 @@ def no_pauses() -> Iterator[None]:
 
 
 def follow(ledger: Ledger, node: Inside, options: Options = OPTIONS, notices: list[str] | None = None) -> None:
-    """Let the ledger report everything, until the feed ends or fails."""
     follower = Follower(node, options)
     follower.notify(notices.append if notices is not None else list[str]().append)
 
@@ -47,7 +46,6 @@ def follow(ledger: Ledger, node: Inside, options: Options = OPTIONS, notices: li
 
 
 def follow_to_tip(ledger: Ledger, fake: FakeNode, **options: Any) -> None:
-    """Bring the ledger to the tip as it is now."""
     follow(ledger, Inside(fake), replace(OPTIONS, to=fake.height, **options))
     assert ledger.chain == fake.chain
 
@@ -190,25 +188,6 @@ def test_a_node_that_is_behind_is_waited_for(why: str) -> None:
     assert notices == [
         "the node at inside is at height 5, the daemon at 20: waiting until it has the blocks of the daemon"
     ]
-
-
-def test_a_block_that_is_added_and_removed_between_two_requests_is_rolled_back() -> None:
-    fake, ledger = FakeNode(5), Ledger()
-    events: list[Callable[[], object]] = [fake.mine, partial(fake.drop_last, 1)]
-
-    def before() -> None:
-        requests = fake.calls and fake.calls[-1][0] == "getbestblockhash"
-        if (len(events) == 2 and requests) or (len(events) == 1 and ledger.chain == fake.chain):
-            events.pop(0)()
-
-    def rest() -> None:
-        assert not events and ledger.chain == fake.chain
-        raise Scenario.Over
-
-    fake.waits = rest
-    with pytest.raises(Scenario.Over):
-        follow(ledger, Inside(fake, before))
-    assert ledger.rollbacks == [1]
 
 
 def test_a_reorganisation_below_all_points_is_refused() -> None:
@@ -389,7 +368,6 @@ def repeat_blocks(fake: FakeNode) -> str:
 
 
 def without_work(fake: FakeNode, height: int) -> None:
-    """Put a block at a height that does not meet its own target."""
     raw = bytearray(made_block([made_coinbase(b"x")], parent=bytes.fromhex(fake.chain[height - 1])))
     while int.from_bytes(hash_of(bytes(raw))) <= REGTEST.proof_limit:
         raw[76] += 1

@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -44,26 +44,26 @@ def client(server: RpcServer, login: Login | None = None, **fields: Any) -> Node
     return Node(Address("127.0.0.1", server.port, "/", False), Login(LOGIN) if login is None else login, **fields)
 
 
-def use(node: Node, do: Callable[[Node], Awaitable[Any]]) -> Any:
-    """Do something with a client and close it."""
+@pytest.fixture
+async def node(server: RpcServer) -> AsyncIterator[Node]:
+    node = client(server)
+    yield node
+    node.close()
+
+
+def call(node: Node, *what: Any) -> Any:
+    """Call a method of a client that is closed afterwards."""
 
     async def main() -> Any:
         try:
-            with anyio.fail_after(10):
-                return await do(node)
+            return await node.call(*what)
         finally:
             node.close()
 
     return anyio.run(main)
 
 
-def call(node: Node, *what: Any) -> Any:
-    return use(node, lambda node: node.call(*what))
-
-
 def raw(*pieces: bytes, pause_s: float = 0.0) -> Trick:
-    """Answer with bytes as they are."""
-
     def trick(request: Request) -> bool:
         request.send_raw(*pieces, pause_s=pause_s)
         return True
@@ -72,8 +72,6 @@ def raw(*pieces: bytes, pause_s: float = 0.0) -> Trick:
 
 
 def status(code: int, body: bytes = b"", *fields: tuple[str, str]) -> Trick:
-    """Answer with a status."""
-
     def trick(request: Request) -> bool:
         request.send(code, body, *fields)
         return True
@@ -81,27 +79,24 @@ def status(code: int, body: bytes = b"", *fields: tuple[str, str]) -> Trick:
     return trick
 
 
-def test_calls_share_a_connection(server: RpcServer, fake: FakeNode) -> None:
-    async def three(node: Node) -> list[Any]:
-        return [await node.call("getblockhash", height) for height in (0, 5, 30)]
-
-    assert use(client(server), three) == [fake.chain[height] for height in (0, 5, 30)]
+@pytest.mark.anyio
+async def test_calls_share_a_connection(server: RpcServer, fake: FakeNode, node: Node) -> None:
+    assert [await node.call("getblockhash", height) for height in (0, 5, 30)] == [fake.chain[n] for n in (0, 5, 30)]
     assert len(server.connections) == 1
     assert server.heads[0]["Host"] == f"127.0.0.1:{server.port}"
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("order", [1, -1])
-def test_several_calls_in_one_request(server: RpcServer, fake: FakeNode, order: int) -> None:
+async def test_several_calls_in_one_request(server: RpcServer, fake: FakeNode, node: Node, order: int) -> None:
     def ordered(request: Request) -> bool:
         replies = [server.reply(each) for each in json.loads(request.body)]
         request.send(200, json.dumps(replies[::order]).encode())
         return True
 
-    async def many(node: Node) -> list[Any]:
-        return await (await node.begin(*(("getblockhash", height) for height in (3, 99, 4)))).results()
-
     server.always = ordered
-    first, error, last = use(client(server), many)
+    flight = await node.begin(*(("getblockhash", height) for height in (3, 99, 4)))
+    first, error, last = await flight.results()
     assert (first, last) == (fake.chain[3], fake.chain[4])
     assert isinstance(error, RpcError) and error.code == -8
     assert len(server.heads) == 1
@@ -125,17 +120,16 @@ def test_several_calls_in_one_request(server: RpcServer, fake: FakeNode, order: 
     ],
     ids=["whole", "bytes", "100", "fields", "newlines", "1.0", "close", "chunked"],
 )
-def test_every_form_of_an_answer_is_read(server: RpcServer, pieces: list[bytes]) -> None:
+@pytest.mark.anyio
+async def test_every_form_of_an_answer_is_read(server: RpcServer, node: Node, pieces: list[bytes]) -> None:
     server.tricks.append(raw(*pieces))
-
-    async def twice(node: Node) -> list[Any]:
-        return [await node.call("any"), await node.call("getblockhash", 0)]
-
-    assert use(client(server), twice) == ["ab", server.node.chain[0]]
+    assert await node.call("any") == "ab"
+    assert await node.call("getblockhash", 0) == server.node.chain[0]
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("width", [1, 8])
-def test_blocks_are_returned_in_order(server: RpcServer, fake: FakeNode, width: int) -> None:
+async def test_blocks_are_returned_in_order(server: RpcServer, fake: FakeNode, node: Node, width: int) -> None:
     now, most, lock = 0, 0, threading.Lock()
 
     def slowly(request: Request) -> bool:
@@ -151,70 +145,56 @@ def test_blocks_are_returned_in_order(server: RpcServer, fake: FakeNode, width: 
         return False
 
     server.always = slowly
-
-    async def fetch(node: Node) -> list[tuple[int, bytes]]:
-        with Fetch(node, 2, 30, width) as blocks:
-            return [(place.height, block) async for place, block in blocks]
-
-    assert use(client(server), fetch) == [(height, fake.raw(height)) for height in range(2, 31)]
+    with Fetch(node, 2, 30, width) as blocks:
+        found = [(place.height, block) async for place, block in blocks]
+    assert found == [(height, fake.raw(height)) for height in range(2, 31)]
     assert (most == 1) if width == 1 else (1 < most <= width)
     assert len(server.connections) <= width + 1
 
 
-def test_abandoned_requests_are_disconnected(server: RpcServer, fake: FakeNode) -> None:
-    async def fetch(node: Node) -> bytes:
-        with Fetch(node, 0, 30, 8) as blocks:
-            _, block = await anext(blocks)
-        assert await node.call("getblockhash", 4) == fake.chain[4]
-        return block
-
-    assert use(client(server), fetch) == REGTEST_GENESIS
+@pytest.mark.anyio
+async def test_abandoned_requests_are_disconnected(fake: FakeNode, node: Node) -> None:
+    with Fetch(node, 0, 30, 8) as blocks:
+        assert (await anext(blocks))[1] == REGTEST_GENESIS
+    assert await node.call("getblockhash", 4) == fake.chain[4]
 
 
-def test_a_closed_connection_is_replaced(server: RpcServer, fake: FakeNode) -> None:
-    async def talk(node: Node) -> list[Any]:
-        found = []
-        for height in range(6):
-            found.append(await node.call("getblockhash", height))
-            server.hang_up()
-            await anyio.sleep(0.02 * (height % 2))  # at once, and when it is known already
-        return found
-
-    assert use(client(server), talk) == fake.chain[:6]
+@pytest.mark.anyio
+async def test_a_closed_connection_is_replaced(server: RpcServer, fake: FakeNode, node: Node) -> None:
+    for height in range(6):
+        assert await node.call("getblockhash", height) == fake.chain[height]
+        server.hang_up()
+        await anyio.sleep(0.02 * (height % 2))  # at once, and when it is known already
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("head", [b"HTTP/1.0 200 OK\r\n", OK + b"Connection: Close\r\n"])
-def test_a_connection_that_the_server_will_close_is_not_used_again(server: RpcServer, head: bytes) -> None:
+async def test_a_connection_that_the_server_will_close_is_not_used_again(
+    server: RpcServer, node: Node, head: bytes
+) -> None:
     def forget(request: Request) -> bool:
         request.wfile.write(head + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
         return True
 
     server.always = forget
-
-    async def twice(node: Node) -> list[Any]:
-        return [await node.call("any"), await node.call("any")]
-
-    assert use(client(server), twice) == ["ab", "ab"]
+    assert [await node.call("any"), await node.call("any")] == ["ab", "ab"]
     assert len(server.connections) == 2
 
 
-def test_a_request_is_repeated_on_a_new_connection(server: RpcServer, fake: FakeNode) -> None:
+@pytest.mark.anyio
+async def test_a_request_is_repeated_on_a_new_connection(server: RpcServer, fake: FakeNode, node: Node) -> None:
+    with Fetch(node, 0, 10, 4) as blocks:
+        assert len([place async for place, _ in blocks]) == 11
+    old = list(server.connections)
+    assert len(old) > 1
 
-    async def talk(node: Node) -> None:
-        with Fetch(node, 0, 10, 4) as blocks:
-            assert len([place async for place, _ in blocks]) == 11
-        old = list(server.connections)
-        assert len(old) > 1
+    def end(request: Request) -> bool:
+        if request.connection in old:
+            request.send_raw(b"")
+        return request.connection in old
 
-        def end(request: Request) -> bool:
-            if request.connection in old:
-                request.send_raw(b"")
-            return request.connection in old
-
-        server.always = end
-        assert await node.call("getblockhash", 3) == fake.chain[3]
-
-    use(client(server), talk)
+    server.always = end
+    assert await node.call("getblockhash", 3) == fake.chain[3]
 
 
 def test_a_request_whose_answer_is_cut_off_is_repeated(server: RpcServer, fake: FakeNode) -> None:
@@ -233,26 +213,24 @@ def test_wrong_credentials_are_one_error_line(server: RpcServer, login: str | No
     assert "else" not in str(no.value)
 
 
-def test_a_changed_cookie_is_read_again(server: RpcServer, fake: FakeNode, tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_changed_cookie_is_read_again(server: RpcServer, fake: FakeNode, tmp_path: Path) -> None:
     cookie = tmp_path / ".cookie"
     node = client(server, Login(cookie=cookie))
     with pytest.raises(NodeAway, match=r"cookie \S+/.cookie cannot be read \(No such file or directory\)"):
-        call(node, "getblockhash", 1)
+        await node.call("getblockhash", 1)
     server.login = "__cookie__:one"
     cookie.write_text(f"{server.login}\n")
-
-    async def talk(node: Node) -> None:
-        assert await node.call("getblockhash", 1) == fake.chain[1]
-        server.login = "__cookie__:two"
-        with pytest.raises(NodeError, match="does not accept user and password"):
-            await node.call("getblockhash", 1)
-        cookie.write_text(server.login)
-        with pytest.raises(NodeAway, match="has a new cookie"):
-            await node.call("getblockhash", 1)
-        node.close()
-        assert await node.call("getblockhash", 2) == fake.chain[2]
-
-    use(node, talk)
+    assert await node.call("getblockhash", 1) == fake.chain[1]
+    server.login = "__cookie__:two"
+    with pytest.raises(NodeError, match="does not accept user and password"):
+        await node.call("getblockhash", 1)
+    cookie.write_text(server.login)
+    with pytest.raises(NodeAway, match="has a new cookie"):
+        await node.call("getblockhash", 1)
+    node.close()
+    assert await node.call("getblockhash", 2) == fake.chain[2]
+    node.close()
 
 
 @pytest.mark.parametrize(
@@ -343,14 +321,12 @@ def test_wrong_answers_are_one_error_line(server: RpcServer, trick: Trick, kind:
     assert str(no.value).isprintable() and "s3cret" not in str(no.value) and server.name in str(no.value)
 
 
-def test_a_node_without_batches_is_refused(server: RpcServer) -> None:
+@pytest.mark.anyio
+async def test_a_node_without_batches_is_refused(server: RpcServer, node: Node) -> None:
     server.always = status(200, b'{"error":{"code":-32600,"message":"Invalid Request"}}')
-
-    async def many(node: Node) -> Any:
-        return await (await node.begin(("getblockhash", 1), ("getblockhash", 2))).results()
-
+    flight = await node.begin(("getblockhash", 1), ("getblockhash", 2))
     with pytest.raises(NodeError, match="does not answer batches of calls: Invalid Request"):
-        use(client(server), many)
+        await flight.results()
 
 
 def test_a_node_that_does_not_answer_in_time(server: RpcServer, fake: FakeNode) -> None:

@@ -31,7 +31,6 @@ SPENT = Error(seq=1, code="UTXO_ERROR", message="spent")
 
 
 def offer(fake: FakeNode, raw: bytes) -> str:
-    """Put a transaction without witness into the mempool."""
     fake.pool[txid_of(raw)] = raw
     return txid_of(raw)
 

@@ -3,12 +3,9 @@
 from typing import Any
 
 import pytest
-from bitcoin_runs import RUNS, expected_runs, open_run
+from bitcoin_runs import RUNS, open_run
 from plain_set import name
-from real_data import need, rows
 
-from feeds.bitcoin.networks import MAINNET
-from feeds.bitcoin.source import Chain
 from handlers.events import BlockApplied, Point
 
 
@@ -34,14 +31,3 @@ def test_run(run: str) -> None:
     with chain:
         for block, row in zip(chain.blocks(), expected, strict=True):
             check_fields(block, row)
-
-
-def test_the_branch_with_more_work_is_the_chain() -> None:
-    folder = need("bitcoin/reorg")
-    loser = need("expected/bitcoin-reorg-main-0-4.blocks.jsonl.xz")
-    with Chain(folder, MAINNET) as chain:
-        found, expected = expected_runs()[chain.tip.hash.hex()]
-        assert found == "expected/bitcoin-reorg-after-0-2-3A-4A-5A"
-        assert [block.hash.hex() for block in chain.blocks()] == [row["hash"] for row in expected]
-        stale = [point.hash.hex() for point in chain.stale]
-    assert stale == [row["hash"] for row in rows(loser)][3:]

@@ -30,14 +30,11 @@ BLOCKS = made_chain(12)
 
 
 def left_after(height: int) -> list[str]:
-    """Return the export of a daemon that is at a height."""
     (tx,) = decode(BLOCKS[height - 1]).txs
     return [f"{tx.txid.hex()},0,{height},{KEY_ADDRESS.hex()}"]
 
 
 class Following:
-    """A feed that waits for chunks."""
-
     def __init__(self, daemon: Daemon, folder: Path, *more: str) -> None:
         options = ["--network", "preview", "--follow", "--poll", "0.02", *more]
         self.daemon, self._file = daemon, daemon.folder / "feed.log"
@@ -59,7 +56,6 @@ class Following:
 
 @contextmanager
 def following(daemon: Daemon, folder: Path, *more: str) -> Iterator[Following]:
-    """Yield a feed, and end it if it runs still."""
     feed = Following(daemon, folder, *more)
     try:
         yield feed

@@ -13,7 +13,6 @@ from handlers.events import BlockApplied, Tx
 
 
 def head(block: BlockApplied) -> dict[str, Any]:
-    """Return of a block what a row of the expected file says of it."""
     return {
         "height": block.height,
         "slot": block.slot,

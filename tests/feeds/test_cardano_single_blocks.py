@@ -51,7 +51,6 @@ def assert_set_after(txs: Iterable[Tx], after: dict[str, Any]) -> None:
 
 
 def facts(tx: Tx) -> dict[str, Any]:
-    """Return what the expected file says of a transaction; what it leaves out is empty."""
     return {
         "txid": tx.txid.hex(),
         "valid": tx.valid,

@@ -26,7 +26,6 @@ PREVIEW = {"family": "cardano", "network": "preview"}
 
 
 def run(daemon: Daemon, *arguments: str | Path | int) -> tuple[int, str]:
-    """Run a feed to its end; return its exit code and its last line."""
     done = cli("feed", "--config", daemon.config, *arguments, "--wait", 5)
     assert "Traceback" not in done.output
     return done.exit_code, done.stderr.splitlines()[-1]

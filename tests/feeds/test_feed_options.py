@@ -20,7 +20,6 @@ Feed = tuple[list[Argument], list[str], dict[str, str]]  # its command, the hash
 
 @pytest.fixture(params=["bitcoin-blocks", "cardano-chunks", "file"])
 def feed(request: pytest.FixtureRequest, tmp_path: Path) -> Feed:
-    """Return a feed of twelve blocks."""
     source = tmp_path / "source"
     source.mkdir()
     if request.param == "bitcoin-blocks":
@@ -43,7 +42,6 @@ def daemon(feed: Feed, tmp_path: Path) -> Iterator[Daemon]:
 
 
 def run(*arguments: Argument) -> str:
-    """Run a feed to its end; return its output."""
     done = cli("feed", *arguments)
     assert done.exit_code == 0, done.output
     return done.stderr

@@ -28,7 +28,6 @@ NATIVE_CBOR = "8201838200581c3c07030e36bfffe67e2e2ec09e5293d384637cd2f004356ef32
 
 
 def answer(block: Any, **more: Any) -> bytes:
-    """Return an answer to the first request that tells a block."""
     result = {"direction": "forward", "block": block, "tip": "origin"} | more
     return json.dumps({"jsonrpc": "2.0", "method": "nextBlock", "result": result, "id": 1}).encode()
 
@@ -128,7 +127,6 @@ def test_ancestor_and_transactions_may_be_absent() -> None:
 def test_utxo_095_values() -> None:
     zero = only_output(made_output({"ada": {"lovelace": 0}, "12" * 28: {"": 0, "ab": 1}, "13" * 28: {}}))
     assert (zero.value, zero.assets) == (0, [(bytes.fromhex("12" * 28), b"\xab", 1)])
-    """Lovelace, an asset with an empty name and one with a name, all of one policy."""
     output = only_output(made_output({"ada": {"lovelace": 2}, "12" * 28: {"": 5, "ab": 1}}))
     policy = bytes.fromhex("12" * 28)
     assert (output.value, output.assets) == (2, [(policy, b"", 5), (policy, b"\xab", 1)])

@@ -34,7 +34,6 @@ GENESIS = GenesisOutputs(outputs=[GenesisOutput(b"\x01" * 32, 0, Output(b"\x61" 
 
 
 def blocks(count: int, after: Entry | None = None, branch: str = "", **more: Any) -> Chain:
-    """Return blocks of a transaction each."""
     chain: Chain = []
     for _ in range(count):
         before = chain[-1] if chain else after
@@ -66,7 +65,6 @@ def follow(
     slowly: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> list[Inbound]:
-    """Return the messages that a chain gives, up to its end or so many."""
     chain = OgmiosChain(url, MAINNET, **options)
     if notices is not None:
         chain.notify(notices.append)
@@ -208,7 +206,6 @@ def test_a_block_that_does_not_follow_ends_the_feed() -> None:
 
 
 def went(entry: Entry, direction: str) -> Any:
-    """Return an answer: the chain goes back to a block, or on to it."""
     where = {"point": entry.point()} if direction == "backward" else {"block": entry.block}
     return {"result": {"direction": direction, "tip": entry.point() | {"height": entry.height}} | where}
 
@@ -276,7 +273,6 @@ def test_the_feed_ends_at_a_height() -> None:
 
 
 def byron(count: int, slot: int, height: int, before: Entry) -> Chain:
-    """Return blocks of Byron, the first one a boundary."""
     first = chain_of([boundary(height, before.id)], [slot], before)
     names = [blake2b(f"byron{slot}/{n}".encode(), digest_size=32).hexdigest() for n in range(count)]
     ancestors = [first[0].id, *names]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bitcoin_feeds import failed, fed
 from cardano_runs import expected_rows
 from daemons import Daemon, environment, running
 from msgspec.structs import replace
@@ -25,21 +26,6 @@ GENESIS = "cardano/preview-genesis-100"
 RUN = "cardano/preview-babbage-52558"
 CHAIN = {"family": "cardano", "network": "preview"}
 PREVIEW_ONLY = ("--network", "preview")
-
-
-def feed(daemon: Daemon, *arguments: str | Path | int) -> str:
-    """Run a feed to its end; return its output."""
-    done = daemon.run("feed", *map(str, arguments))
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stderr.decode()
-
-
-def refused(daemon: Daemon, *arguments: str | Path | int) -> str:
-    """Run a feed that fails; return its last line."""
-    done = daemon.run("feed", *map(str, arguments))
-    assert done.returncode == 1, done.stderr.decode()
-    assert "Traceback" not in done.stderr.decode()
-    return done.stderr.decode().splitlines()[-1]
 
 
 def acc(export: list[str]) -> str:
@@ -76,7 +62,7 @@ def daemon(stretch: list[BlockApplied], tmp_path: Path) -> Iterator[Daemon]:
         wire.encode(GenesisOutputs(outputs=seeds), "frames") + wire.encode(stretch[0], "frames")
     )
     with running(tmp_path, chain=CHAIN) as daemon:
-        feed(daemon, "file", tmp_path / "begin")
+        fed(daemon, "file", tmp_path / "begin")
         yield daemon
 
 
@@ -121,17 +107,16 @@ def test_from_genesis_to_a_file(tmp_path: Path) -> None:
     genesis = ["--network", "preview", "--genesis", str(run / "genesis.json"), "--to", "80"]
     first = list(read_chain(run, PREVIEW))
     with serving(chain_from(first)) as server, running(tmp_path, chain=CHAIN) as daemon:
-        assert "82 messages" in feed(daemon, "ogmios", server.url, *genesis, "--dry-run")
+        assert "82 messages" in fed(daemon, "ogmios", server.url, *genesis, "--dry-run")
         assert daemon.export() == []
-        feed(daemon, "ogmios", server.url, *genesis, "--output", tmp_path / "events.jsonl")
+        fed(daemon, "ogmios", server.url, *genesis, "--output", tmp_path / "events.jsonl")
         assert b"Hello" not in (tmp_path / "events.jsonl").read_bytes()
-        assert "81 applied" in feed(daemon, "file", tmp_path / "events.jsonl")
+        assert "81 applied" in fed(daemon, "file", tmp_path / "events.jsonl")
         assert daemon.term() == 0
         assert_expected(daemon, GENESIS, 80)
 
 
 def with_bad(chain: Chain, **bad: object) -> Chain:
-    """Return a chain whose last block has something else in it."""
     return chain[:-1] + chain_of([chain[-1].block | bad], after=chain[-2])
 
 
@@ -143,15 +128,15 @@ def test_a_block_that_is_not_understood_changes_nothing(tmp_path: Path) -> None:
     ]
     with running(tmp_path, chain=CHAIN) as daemon:
         with serving(chain_of([chain[0].block | {"type": "leios"}])) as server:
-            refused(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--genesis", genesis)
+            failed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--genesis", genesis)
         assert daemon.export() == []
         with serving(chain[:5]) as server:
-            feed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--genesis", genesis, "--to", 5)
+            fed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--genesis", genesis, "--to", 5)
         before = daemon.export()
         assert len(before) > 5
         for fields in bad:
             with serving(with_bad(chain, **fields)) as server:
-                text = refused(daemon, "ogmios", server.url, *PREVIEW_ONLY)
+                text = failed(daemon, "ogmios", server.url, *PREVIEW_ONLY)
                 assert text.startswith(f"Error: {server.url}: block 6 {chain[5].id}: "), fields
                 assert " - at `$.result.block." in text, text
             assert daemon.export() == before
@@ -163,10 +148,10 @@ def test_a_reorganisation_that_the_daemon_refuses_is_one_error_line(tmp_path: Pa
     chain = blocks(30)
     small = {"rollback_window": 5, "prune_depth": 5}
     with running(tmp_path, chain=CHAIN, utxo=small) as daemon, serving(chain) as server:
-        feed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", 30)
+        fed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", 30)
         other = chain[:10] + blocks(3000, chain[9], "other")
         server.on_answer = lambda n: server.switch(other)
-        text = refused(daemon, "ogmios", server.url, *PREVIEW_ONLY)
+        text = failed(daemon, "ogmios", server.url, *PREVIEW_ONLY)
     assert "beyond_rollback_floor: blocks can be rolled back down to height 25" in text
 
 
@@ -174,9 +159,9 @@ def test_far_below_the_network_tip_no_rollback_is_kept(tmp_path: Path) -> None:
     with running(tmp_path, chain=CHAIN) as daemon, serving(blocks(40)) as server:
         for to, ahead in ((20, 50_000), (40, 0)):
             server.tip_ahead = ahead
-            feed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", to)
+            fed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", to)
             with daemon.client() as client:
                 assert client.hello()["rollback_floor"]["height"] == 20
         server.switch(blocks(60, branch="other"))
-        text = refused(daemon, "ogmios", server.url, *PREVIEW_ONLY)
+        text = failed(daemon, "ogmios", server.url, *PREVIEW_ONLY)
     assert text.startswith(f"Error: {server.url}: the daemon is on another chain, or the server is far behind: none of")

@@ -43,7 +43,6 @@ VALUES = st.recursive(
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the way to every part of a value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [at, *(place for key, part in inner for place in places(part, (*at, key)))]
 
@@ -63,7 +62,6 @@ def changed(value: Any, place: tuple[Any, ...], new: Any) -> Any:
 
 @st.composite
 def answers(draw: st.DrawFn) -> bytes:
-    """Return an answer that is right but for a few parts."""
     value = draw(st.sampled_from(EXAMPLES))
     for _ in range(draw(st.integers(1, 3))):
         if not isinstance(value, dict | list):

@@ -76,7 +76,6 @@ GENESIS_POINTS = [(each.txid, each.index) for each in GENESIS]
 
 
 def ends(messages: list[Inbound]) -> list[set[OutPoint]]:
-    """Return what ends at each boundary that is crossed."""
     blocks = [each for each in messages if isinstance(each, BlockApplied) and each.height == FIRST_OF_ALLEGRA]
     return [set(block.txs[0].inputs) for block in blocks]
 

@@ -3,13 +3,11 @@
 import os
 from pathlib import Path
 
-from real_data import FULL, SMALL, WHOLE, document, lines, rows
+from real_data import FULL, SMALL, WHOLE, document, lines
 
 MOST_BYTES = 1_500_000  # of the small set, which everybody clones
 LISTS = ("bitcoin-single-blocks.json", "cardano-single-blocks.json.xz")
 CUTS = WHOLE | {"cardano/preview-genesis-100": "cardano/preview-genesis-run"}
-MIDDLES = ("cardano-preview-alonzo-babbage-13001", "cardano-preview-babbage-52558")  # runs from the preview run
-OF_BLOCKS = ("height", "slot", "hash", "prev_hash", "size", "era", "txs", "invalid")
 
 
 def files() -> list[Path]:
@@ -53,12 +51,3 @@ def test_shortened_runs_are_beginnings_of_the_full_ones() -> None:
 
 def expected_blocks(run: str) -> str:
     return f"expected/{run.removesuffix('.hex.xz').replace('/', '-')}.blocks.jsonl.xz"
-
-
-def test_runs_from_the_middle_have_the_same_blocks() -> None:
-    if FULL.is_dir():
-        wanted = {row["hash"]: row for name in MIDDLES for row in rows(SMALL / f"expected/{name}.blocks.jsonl.xz")}
-        for row in rows(FULL / "expected/cardano-preview-genesis-run.blocks.jsonl.xz"):
-            if (cut := wanted.pop(row["hash"], None)) is not None:
-                assert [row[name] for name in OF_BLOCKS] == [cut[name] for name in OF_BLOCKS]
-        assert not wanted

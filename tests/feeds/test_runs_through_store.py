@@ -74,7 +74,6 @@ class Reader:
         self.count = self.value = self.acc = self.acc_addr = 0
 
     def begin(self) -> None:
-        """Count the whole set."""
         self.count = self.value = self.acc = self.acc_addr = 0
         for part in live_set(self.chain.store.disk):
             self.add(zip(plain(part), addresses(part), part.values, strict=True), 1)
@@ -108,7 +107,6 @@ class Reader:
         assert self.chain.view.unspent == self.count
 
     def assert_checkpoint(self, expected: dict[str, Any]) -> None:
-        """Compare the whole set, value by value and address by address."""
         parts = list(live_set(self.chain.store.disk))
         for name in {"digest", "core_digest"} & set(expected):
             assert digest(f"{line}\n" for part in parts for line in plain(part)) == expected[name], expected
@@ -117,7 +115,6 @@ class Reader:
             assert digest(f"{line}:{address}\n" for line, address in pairs) == expected[name], expected
 
     def figures(self, expected: Figures) -> Figures:
-        """Return those that are expected."""
         acc, acc_addr = f"{self.acc % 2**256:064x}", f"{self.acc_addr % 2**256:064x}"
         return Figures(self.count, self.value, acc, acc_addr if expected.acc_addr else "")
 

@@ -76,7 +76,6 @@ def caught_up(port: int, height: int, key: str) -> None:
 
 
 def root_of(headers: list[bytes]) -> str:
-    """Return the merkle root over headers."""
     level = [double(header) for header in headers]
     while len(level) > 1:
         level += level[-1:] * (len(level) % 2)
@@ -170,5 +169,4 @@ def test_answers_about_the_server_and_about_fees(both: Both, version: str) -> No
     ],
 )
 def test_what_cannot_be_answered(both: Both, call: tuple[Any, ...]) -> None:
-    """Both refuse, and both go on."""
     compare(both, [call, ("server.ping",)])

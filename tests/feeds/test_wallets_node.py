@@ -44,7 +44,6 @@ def daemon(node: BcoinNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def mine(node: BcoinNode, daemon: Daemon, count: int, address: str) -> int:
-    """Mine, and wait until wallets can see it."""
     node.rpc("generatetoaddress", count, address)
     height: int = node.rpc("getblockcount")
     with Wallet(PORT) as wallet:
@@ -211,7 +210,6 @@ def test_where_an_output_is_created_and_spent_is_reported(node: BcoinNode, daemo
 
 
 def get(path: str) -> Any:
-    """Return the content of an answer of Esplora."""
     answer = httpx.get(f"http://127.0.0.1:{WEB}/api{path}", timeout=patience(20))
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -254,8 +252,6 @@ def test_esplora_shows_whole_transactions_page_by_page(node: BcoinNode, daemon: 
 
 
 class Bdk:
-    """A wallet of BDK that uses Electrum or Esplora."""
-
     def __init__(self, protocol: str) -> None:
         network = bdk.Network.REGTEST
         electrum = protocol == "electrum"
@@ -331,7 +327,6 @@ def test_bdk_scans_pays_and_follows_a_reorganisation(
 
 
 def payment(coin: dict[str, Any], script: bytes, value: int) -> tuple[bytes, str]:
-    """Return a transaction that pays from a coin that anyone can spend, with the rest going back."""
     plain = coin["script"] != PAY_TO_WITNESS.hex()
     inputs = [made_input(bytes.fromhex(coin["hash"]), coin["index"], bytes([len(TRUE)]) + TRUE if plain else b"")]
     outputs = [made_output(value, script), made_output(coin["value"] - value - 20_000, bytes.fromhex(coin["script"]))]

@@ -30,7 +30,6 @@ UNIT = bytes.fromhex("d87980")
 
 
 def raw_block(witnesses: bytes, era: int = BABBAGE) -> bytes:
-    """Return a block of one transaction with these very bytes as its witness set."""
     parts = [dumps(header(1, 10, bytes(32), era)), dumps([body()]), b"\x81" + witnesses, b"\xa0", b"\x80"]
     return b"\x82" + dumps(era) + b"\x85" + b"".join(parts)
 
