@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from chains import (
     LEAVES,
+    Branches,
     Options,
     at,
     back_to,
@@ -18,15 +19,12 @@ from chains import (
     open_chain,
     output,
     prune_all,
-    random_chain,
     random_output,
     rows,
     tx,
 )
 from daemons import write_config
 from mmr_reference import nodes_of, proof_of, prover, roots_of, small_nodes, wrong
-from stores import small_values
-from test_model import MET
 
 from config.load import load
 from daemon import offline
@@ -43,25 +41,28 @@ from storage.errors import Damaged
 from storage.history.layout import Extra, words
 from storage.history.mmr import NODE, Born
 from storage.history.mmr_arrays import in_bytes
-from storage.history.mmr_nodes import NODES, Value, pack, unpack
+from storage.history.mmr_nodes import Value, pack, unpack
 from storage.history.verify import verify
 from storage.mmr import U64
 from storage.rows import BlockRow, Body
 
 OtherFields = tuple[list[tuple[bytes, bytes, int]], bytes | None, bytes | None, bytes | None, bytes | None]
 
-# --- leaves --------------------------------------------------------------------------------------------------------
 
-
+@pytest.mark.parametrize("few", [2, 1 << 30], ids=["leaves of one length together", "one by one"])
 @pytest.mark.parametrize(("family", "network"), [("cardano", "mainnet"), ("bitcoin", "regtest")])
-def test_leaves_are_the_records_that_clients_are_given(family: Family, network: str) -> None:
-    """Written many at once they have the bytes of one by one, behind the position."""
+def test_leaves_are_the_records_that_clients_are_given(
+    monkeypatch: pytest.MonkeyPatch, family: Family, network: str, few: int
+) -> None:
+    monkeypatch.setattr("handlers.leaves._FEW", few)
     renderer, rng = OutputRenderer(codec(family, network), family), Random(5)
-    writer = RecordWriter(renderer)
-    row = BlockRow(70_000, 1 << 33, bytes(range(32)), None, 5)
-    outputs = [random_output(rng, MET) for _ in range(300)]
-    outputs += [Output(address, 1 << n) for n, address in enumerate([bytes(129), bytes(4000), b""])]
+    writer, row = RecordWriter(renderer), BlockRow(70_000, 1 << 33, bytes(range(32)), None, 5)
+    values = [limit + n for limit in (0, 24, 1 << 8, 1 << 16, 1 << 32, (1 << 64) - 2) for n in (-1, 0, 1)][1:]
+    lengths = (0, 1, 23, 24, 129, 255, 256, 4000)
+    outputs = [random_output(rng, Branches()) for _ in range(300)]
+    outputs += [Output(bytes([n & 255]) * rng.choice(lengths), rng.choice(values)) for n in range(400)]
     bodies = [Body(o.address, o.value, *others(o), is_collateral_return=n % 7 == 0) for n, o in enumerate(outputs)]
+    indexes = [rng.choice((0, 1, 22, 23, 24, 255, 256, 70_000)) if n % 3 else 1 for n in range(len(bodies))]
     positions = np.arange(len(bodies)) * 1_000_003
     txids = [rng.randbytes(32) for _ in bodies]
     extra = {
@@ -69,38 +70,21 @@ def test_leaves_are_the_records_that_clients_are_given(family: Family, network: 
         for n, body in enumerate(bodies)
         if body.is_collateral_return or others(body) != others(Output(b"", 0))
     }
-    assert 10 < len(extra) < 250
     born = Born(
         in_bytes(positions),
         words(b"".join(txids)),
-        positions % 70_000,
+        np.array(indexes),
         [body.address for body in bodies],
         np.array([body.value for body in bodies], np.uint64),
         extra,
     )
     for n, found in enumerate(LeafWriter(renderer).leaves(row, born)):
-        index = int(positions[n]) % 70_000
-        assert found == int(positions[n]).to_bytes(8, "big") + writer.pair(Entry(txids[n], index, bodies[n], row))
+        entry = Entry(txids[n], indexes[n], bodies[n], row)
+        assert found == int(positions[n]).to_bytes(8, "big") + writer.pair(entry)
 
 
 def others(of: Output | Body) -> OtherFields:
     return of.assets, of.datum_hash, of.inline_datum, of.script_ref, of.script_ref_hash
-
-
-def test_far_below_the_tip_nothing_is_left_out(tmp_path: Path) -> None:
-    """A leaf is in the root whether or not its output was born and spent far below the network's tip."""
-    first = block(None, tx("one", output("ann")))
-    second = block(first, tx("two", output("bob"), spends=[at("one")]), tx("three", spends=[at("two")]))
-    with open_chain(tmp_path / "near", store="mmr") as near:
-        feed(near, first, second)
-        with open_chain(tmp_path / "far", store="mmr") as far:
-            feed(far, first, second, network_height=100_000)
-            assert roots_of(far) == roots_of(near)
-            assert far.rollback(back_to("origin"))
-            assert roots_of(far) == (0, 0, bytes(32), bytes(32), mmr.state_root(0, bytes(32), bytes(32)))
-
-
-# --- values of many nodes ------------------------------------------------------------------------------------------
 
 
 def test_a_store_of_several_chunks_and_values(tmp_path: Path) -> None:
@@ -155,9 +139,6 @@ def test_nodes_of_blocks_that_may_be_rolled_back_are_needed(tmp_path: Path, monk
         found = unpack(rows(chain.store, NODE)[key], 0)
         disk.write(lambda txn: txn.put(key, pack(Value(np.arange(7) > 0, found.hashes[1:])), db=disk.tables[NODE]))
         assert wrong(chain) == ["node 0 of the mountain range is missing, but proofs need it"]
-
-
-# --- thinning -----------------------------------------------------------------------------------------------------
 
 
 def test_a_proof_does_not_change_when_its_neighbour_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,51 +239,3 @@ def feed_many(chain: Chain, dead: int) -> BlockApplied:
     feed(chain, first)
     feed(chain, last)
     return last
-
-
-def test_a_value_is_packed_and_unpacked() -> None:
-    rng = Random(3)
-    for count in (1, 7, 8, 9, 62, NODES):
-        for share in (0.0, 0.3, 1.0):
-            there = np.array([rng.random() < share for _ in range(count)])
-            hashes = np.frombuffer(rng.randbytes(32 * int(there.sum())), np.uint8).reshape(-1, 32)
-            found = unpack(pack(Value(there, hashes)), 0)
-            assert found.there.tolist() == there.tolist()
-            nodes = dict(zip(np.flatnonzero(there).tolist(), (row.tobytes() for row in hashes), strict=True))
-            assert [found.at(n) for n in range(count + 1)] == [nodes.get(n) for n in range(count + 1)]
-            assert [row.tobytes() for row in found.dense()] == [nodes.get(n, bytes(32)) for n in range(count)]
-
-
-def test_random_stores_are_sound_with_values_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo is tried on a copy too."""
-    small_values(monkeypatch)
-    for nodes in (1, 2, 3, 8):
-        small_nodes(monkeypatch, nodes)
-        with open_chain(tmp_path / str(nodes), store="mmr", prune_depth=3, rollback_window=3, may_prune=True) as chain:
-            for each in random_chain(Random(nodes), 30):
-                feed(chain, each)
-            chain.maintain(1000)
-            assert verify(chain.store.disk, leaves=LEAVES) == []
-
-
-@pytest.mark.parametrize("few", [1, 1 << 30])
-def test_leaves_of_one_length_are_written_together(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    monkeypatch.setattr("handlers.leaves._FEW", few)
-    rng, renderer = Random(3), OutputRenderer(codec("bitcoin", "mainnet"), "bitcoin")
-    limits = [limit + n for limit in (0, 24, 1 << 8, 1 << 16, 1 << 32, (1 << 64) - 2) for n in (-1, 0, 1)][1:]
-    values = [rng.choice(limits) for _ in range(400)]
-    addresses = [bytes([n & 255]) * rng.choice((0, 1, 23, 24, 255, 256)) for n in range(400)]
-    indexes = [rng.choice((0, 1, 22, 23, 24, 255, 256, 70_000)) if n % 3 else 1 for n in range(400)]
-    txids, row = [rng.randbytes(32) for _ in values], BlockRow(7, 9, bytes(32), 11, None)
-    born = Born(
-        in_bytes(np.arange(400) * 1_000_003),
-        words(b"".join(txids)),
-        np.array(indexes),
-        addresses,
-        np.array(values, np.uint64),
-        {},
-    )
-    writer = RecordWriter(renderer)
-    for n, leaf in enumerate(LeafWriter(renderer).leaves(row, born)):
-        entry = Entry(txids[n], indexes[n], Body(addresses[n], values[n]), row)
-        assert leaf == (n * 1_000_003).to_bytes(8, "big") + writer.pair(entry)
