@@ -18,6 +18,7 @@ from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
 from handlers.leaves import LeafWriter
+from handlers.query import Query
 from handlers.refusal import Refusal, Refused
 from handlers.rendering import OutputRenderer
 from storage.change_log import TABLES as LOG_TABLES
@@ -301,6 +302,10 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
         chain = Chain(store, windows, options.get("prune_batch_size", 1000))
         chain.may_prune = options.get("may_prune", False)
         yield chain
+
+
+def query_of(chain: Chain, room: int = 20_000) -> Query:
+    return Query(chain.store, CODEC, "cardano", room)
 
 
 def feed(chain: Chain, *blocks: BlockApplied, network_height: int | None = None) -> None:

@@ -52,9 +52,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
 
 
-# --- twins -----------------------------------------------------------------------------------------------------------
-
-
 class Twin:
     """A store that receives messages; with `with_rows`, every ghost has rows as soon as it exists."""
 
@@ -130,8 +127,6 @@ def test_the_scenarios_covered_what_they_are_for() -> None:
     wanted = {"ghosts made", "ghosts ended", "several generations", "a rollback to the floor", "an id again"}
     assert wanted <= MET.met.keys(), f"not met: {sorted(wanted - MET.met.keys())}"
 
-
-# --- one after the other ---------------------------------------------------------------------------------------------
 
 PAY = output("ann", 7)
 ONE = block(None, tx("coin", *[output("bob", 7)] * 6, coinbase=True), tx("other", PAY))
@@ -243,9 +238,6 @@ def test_a_refused_message_does_not_change_ghosts(local: LocalStore) -> None:
     assert audit(local.transactions) == Audited([], [])
 
 
-# --- the index -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("small")
 @settings(max_examples=60, deadline=None)
 @given(
@@ -278,9 +270,6 @@ def test_entries_are_found_by_prefix_and_index(
                 for n, (prefix, _) in enumerate(stored)
                 if prefix == want
             )
-
-
-# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 def _first(txn: Txn, local: LocalStore, table: str, front: bytes = b"") -> bytes:

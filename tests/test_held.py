@@ -8,12 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 from chains import (
-    CODEC,
     block,
     credential,
     feed,
     open_chain,
     output,
+    query_of,
     random_chain,
     tx,
     wallet,
@@ -24,7 +24,6 @@ import storage.history.bits
 import storage.history.held
 import storage.history.kept
 import storage.history.stored_index
-from handlers.chain import Chain
 from handlers.events import BlockApplied
 from handlers.query import Query
 from storage.errors import Damaged
@@ -33,10 +32,6 @@ from storage.history.layout import HEAD_BYTES, OUTPUT, OUTPUT_RECORD, is_intact,
 from storage.history.stored_index import HeldRuns
 
 POLICIES = [credential(f"policy {n}") for n in range(3)]
-
-
-def query_of(chain: Chain) -> Query:
-    return Query(chain.store, CODEC, "cardano", 20_000)
 
 
 def test_held_values_use_bounded_memory() -> None:

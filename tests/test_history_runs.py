@@ -87,9 +87,6 @@ def test_a_new_run_has_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path:
                 assert stored.find_tx(txid(f"unknown {k}")) is None
 
 
-# --- runs that are rewritten -----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     rewritten: int = storage.history.merging._REWRITTEN
@@ -266,9 +263,6 @@ def test_runs_take_turns_in_being_counted(monkeypatch: pytest.MonkeyPatch, tmp_p
                 assert read == sum(sizes.values()) > 3 * len(sizes)
                 assert [run for run in dict.fromkeys(turns) if run] == [run.id for run in free if run.id in turns]
                 assert {run.id: run.lived for run in free} == expected
-
-
-# --- searches -------------------------------------------------------------------------------------------------------
 
 
 def even(random: Random, count: int) -> list[int]:

@@ -9,15 +9,14 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from chains import ADDRESSES, address, back_to, block, feed, open_chain, output, tx, wallet
+from chains import ADDRESSES, address, back_to, block, feed, open_chain, output, query_of, tx, wallet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.http.lists import Lists
 from daemon.turns import Turns
 from handlers.addresses import Family, codec
-from handlers.chain import Chain
-from handlers.query import Query, Torn
+from handlers.query import Torn
 from handlers.rendering import OutputRenderer, Written
 from storage.rows import BlockRow, Body
 
@@ -63,14 +62,10 @@ def test_an_output_as_json_is_the_object_encoded(
     assert written.encode() == encode(renderer.utxo(txid, index, body, born))
 
 
-def api(chain: Chain, room: int = 1 << 20) -> Query:
-    return Query(chain.store, codec("cardano", "mainnet"), "cardano", room)
-
-
 def test_a_page_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = block(None, tx("a", *(output("ann", n) for n in range(5))), tx("b", output("bob")))
     with open_chain(tmp_path) as chain:
-        query, written = api(chain), list[int]()
+        query, written = query_of(chain), list[int]()
         json = query.renderer.json
 
         def write(txid: bytes, index: int, address: bytes, value: int, body: Body | None, created: str) -> str:
@@ -110,7 +105,7 @@ def test_a_map_that_grows_ends_answers_that_take_turns(tmp_path: Path) -> None:
     with open_chain(tmp_path, map_size=1 << 20, max_map_size=1 << 26) as chain:
         first = block(None, tx("a", *(output(address(0, "ann", "x"), n) for n in range(3000))))
         feed(chain, first)
-        query = api(chain)
+        query = query_of(chain)
         with pytest.raises(Torn), query.snapshot() as shot:
             for _ in shot.balance(shot.by_address(address(0, "ann", "x"))):
                 chain.store.disk.env.set_mapsize(1 << 24)
@@ -122,7 +117,7 @@ def test_answers_are_kept_until_the_store_moves(tmp_path: Path, monkeypatch: pyt
     first = block(None, tx("a", *(output("ann", n) for n in range(5))))
     with open_chain(tmp_path) as chain:
         feed(chain, first)
-        query = api(chain)
+        query = query_of(chain)
         lists = Lists(query, "owner", lambda shot, text: shot.by_address(wallet(text)), Turns())
 
         def ask(query_string: bytes = b"") -> tuple[bytes, bytes]:

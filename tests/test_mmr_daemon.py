@@ -181,9 +181,6 @@ def test_pruned_outputs_have_no_proof() -> None:
         assert neighbour["unspent"]
 
 
-# --- damage --------------------------------------------------------------------------------------------------------
-
-
 def test_lost_nodes_stop_a_daemon_or_the_proofs_that_need_them(tmp_path: Path) -> None:
     """A daemon would write roots over what is missing at the end; what is missing elsewhere fails some proofs alone."""
     utxo = {"rollback_window": 8, "prune_depth": 8, "store": "mmr"}

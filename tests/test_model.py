@@ -107,8 +107,6 @@ class Scenario(RuleBasedStateMachine):
             self.patch.undo()
             shutil.rmtree(self.folder)
 
-    # --- what can happen --------------------------------------------------------------------------------------------
-
     @rule(seed=SEEDS, blocks=st.integers(1, 4), ahead=st.sampled_from((None, 0, 1000)))
     def grow(self, seed: int, blocks: int, ahead: int | None, *, each: bool = False) -> None:
         """Apply blocks, which wait for the next commit unless there is one for each."""
@@ -289,8 +287,6 @@ class Scenario(RuleBasedStateMachine):
         else:
             MET.meet("a rollback to the tip")
 
-    # --- what is refused, and changes nothing -----------------------------------------------------------------------
-
     @rule(share=st.integers(0, 4), renumbered=st.booleans())
     def deliver_again(self, share: int, renumbered: bool) -> None:
         """A retained block is a duplicate, also while it waits, and whatever it says that it follows."""
@@ -355,8 +351,6 @@ class Scenario(RuleBasedStateMachine):
 
     def last_commit(self) -> int:
         return int(self.chain.store.disk.env.info()["last_txnid"])
-
-    # --- what must hold ---------------------------------------------------------------------------------------------
 
     def floor(self) -> int:
         points = [moment.point for moment in self.model.moments[: self.model.committed + 1]]
@@ -472,9 +466,6 @@ EXPECTED = phrases(
     "blocks far below the network's tip; other windows; several blocks in a commit; spent outputs were pruned; "
     "steps that do not prune everything; transactions were pruned; undo records were pruned"
 )
-
-
-# --- two ways to the same answers ------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -224,9 +224,6 @@ def test_a_client_with_too_many_answers_behind_a_gap_is_not_read(monkeypatch: py
     among_peers(MIB, test)
 
 
-# --- a daemon ----------------------------------------------------------------------------------------------------
-
-
 def test_clients_that_do_not_read_are_bounded_together(tmp_path: Path) -> None:
     requests: Message = {
         "type": "TxSubmitted",

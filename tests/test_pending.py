@@ -120,9 +120,6 @@ def ids(*names: str) -> list[bytes]:
     return [txid(name) for name in names]
 
 
-# --- the limits ------------------------------------------------------------------------------------------------------
-
-
 def test_previous_outputs_count_for_the_size() -> None:
     spends = [(txid("p"), 0), (txid("p"), 1)]
     reported = pay("a", *spends, previous=[(1, bytes(5000)), None])
@@ -155,9 +152,6 @@ def test_a_refused_or_known_submission_evicts_none(tmp_path: Path) -> None:
         assert (pool.pending(), pool.evicted) == (ids("a", "b"), [])
 
 
-# --- what counts -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["frozen", "reassigned"])
 def test_an_operators_mark_is_not_lost(tmp_path: Path, how: str) -> None:
     """Evicted and submitted again it would be gone. What it builds on stays with it."""
@@ -176,9 +170,6 @@ def test_an_operators_mark_is_not_lost(tmp_path: Path, how: str) -> None:
             answer = pool.submit(pay("f", at("d")))[0]
             assert isinstance(answer, Ack) and answer.evicted >= 1
         pool.assert_sound()
-
-
-# --- bounded steps ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", ["chain", "fan", "tree"])
@@ -237,8 +228,6 @@ def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytes
             assert pool.known(old.txid) or not pool.known(txid("child"))
         assert not pool.known(old.txid) and not pool.known(txid("child"))
 
-
-# --- any story -------------------------------------------------------------------------------------------------------
 
 COUNT = 8
 

@@ -219,16 +219,6 @@ def test_only_the_feeder_reports_the_height_of_the_network(tmp_path: Path) -> No
 
 
 @only_root
-def test_a_feeder_of_another_user_begins_with_the_nodes_state() -> None:
-    with guarded() as daemon, user(daemon, STRANGER) as feeder, user(daemon, OPERATOR) as other:
-        ack(feeder.ask({"type": "NodeState", "state": "catching_up", "height": 0}), "accepted", None)
-        error(other.ask(block(None)), "feeder_busy")
-        ack(feeder.ask(block(None)), "applied", point(block(None)))
-        feeder.close()
-        ack(other.ask(chain(2)[1]), "applied", point(chain(2)[1]))
-
-
-@only_root
 @pytest.mark.parametrize("kind", ['"TxLocked","txids":[]', '"Rollback","to":"origin"'])
 def test_a_second_type_gives_no_permission(kind: str) -> None:
     with guarded() as daemon, user(daemon, STRANGER) as stranger, daemon.client() as feeder:

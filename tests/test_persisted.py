@@ -1,4 +1,4 @@
-"""`BlockPersisted`: accepted for a block of our chain only, revoked by a rollback below it, and remembered."""
+"""`BlockPersisted` as messages. `test_model` has its rules for any chain, rollback and restart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import local_daemon
 import pytest
 from daemons import Message, ack, error, statuses
 from local_daemon import LocalClient, LocalDaemon
-from scenarios import back_to, block, chain, digest, point
+from scenarios import back_to, block, chain, point
 
 pytestmark = pytest.mark.configured(utxo={"prune_depth": 3, "rollback_window": 10})
 
@@ -33,21 +33,6 @@ def test_above_the_tip_is_a_gap(local: LocalDaemon, client: LocalClient) -> None
     assert local.persisted == 5
 
 
-def test_another_chains_block_is_unknown(local: LocalDaemon, client: LocalClient) -> None:
-    blocks, others = chain(5), chain(5, branch="other")
-    client.feed(blocks)
-    for wrong in (persisted(others[2]), persisted(3, hash=blocks[3]["hash"]), persisted(others[4])):
-        assert error(client.ask(wrong), "unknown_point") == {"tip": point(blocks[4])}
-    assert local.persisted is None
-    assert statuses(client.feed([persisted(blocks[2]), persisted(others[2]), persisted(blocks[1]), persisted(2)])) == [
-        "accepted",
-        "unknown_point",
-        "duplicate",
-        "duplicate",
-    ]
-    assert local.persisted == 3
-
-
 def test_height_alone(local: LocalDaemon, client: LocalClient) -> None:
     first = block(None, height=100)
     second = block(first, height=102)
@@ -68,17 +53,6 @@ def test_boundary_blocks_share_a_height(local: LocalDaemon, client: LocalClient)
     assert local.persisted == 1
 
 
-def test_blocks_that_wait_for_the_same_commit(local: LocalDaemon, client: LocalClient) -> None:
-    blocks, others = chain(40), chain(40, branch="other")
-    messages: list[Message] = []
-    for ours, theirs in zip(blocks, others, strict=True):
-        messages += [ours, persisted(ours["height"] + 1), persisted(theirs), persisted(ours)]
-    assert statuses(client.feed(messages)) == ["applied", "gap", "unknown_point", "accepted"] * 40
-    assert local.persisted == 40
-    local.restart()
-    assert local.persisted == 40
-
-
 def test_a_rollback_revokes_it(local: LocalDaemon, client: LocalClient) -> None:
     blocks = chain(8)
     other = chain(5, blocks[3], branch="other")
@@ -94,47 +68,3 @@ def test_a_rollback_revokes_it(local: LocalDaemon, client: LocalClient) -> None:
     error(client.ask(persisted(blocks[6])), "unknown_point")
     ack(client.ask(persisted(other[2])), "accepted", point(other[4]))
     assert local.persisted == 7
-
-
-def test_a_rollback_between_messages_that_wait(local: LocalDaemon, client: LocalClient) -> None:
-    blocks = chain(6)
-    other = chain(3, blocks[2], branch="other")
-    messages = [*blocks, persisted(blocks[5]), back_to(blocks[2]), persisted(blocks[2]), persisted(blocks[4]), *other]
-    messages += [persisted(blocks[4]), persisted(other[1]), back_to("origin"), persisted(1)]
-    assert statuses(client.feed(messages)) == [
-        *["applied"] * 6,
-        *("accepted", "rolled_back", "duplicate", "gap"),
-        *["applied"] * 3,
-        *("unknown_point", "accepted", "rolled_back", "gap"),
-    ]
-    assert local.persisted is None
-
-
-def test_blocks_below_the_rollback_floor(local: LocalDaemon, client: LocalClient) -> None:
-    """They are known by their hashes forever, whatever of their outputs is left."""
-    kept = [block(None)]
-    for n in range(1, 26):  # every fourth block pays nothing
-        kept.append(block(kept[-1], *chain(1, branch=f"pays {n}")[0]["txs"]) if n % 4 else block(kept[-1]))
-    client.feed(kept)
-    floor = local.chain.view.floor
-    assert floor is not None and floor.height > 10
-    paid, empty = kept[6], kept[8]
-    assert (len(paid["txs"]), len(empty["txs"])) == (1, 0)
-    for stranger in (7, 9):
-        error(client.ask(persisted(stranger, hash=digest("another"))), "unknown_point")
-    messages = [persisted(paid), persisted(empty), persisted(paid), persisted(10)]
-    assert statuses(client.feed(messages)) == ["accepted", "accepted", "duplicate", "accepted"]
-
-
-def test_far_below_the_networks_tip(local: LocalDaemon, client: LocalClient) -> None:
-    """No rollback reaches them, and a persister that follows a few blocks behind is believed all the same."""
-    blocks = chain(60)
-    client.network_height = 1_000_000
-    messages: list[Message] = []
-    for n, each in enumerate(blocks):
-        messages += [each] if n < 6 else [each, persisted(blocks[n - 6])]
-    assert set(statuses(client.feed(messages))) == {"applied", "accepted"}
-    floor = local.chain.view.floor
-    assert floor is not None and (local.persisted, floor.hash) == (54, blocks[59]["hash"])
-    messages = [persisted(blocks[55]), persisted(30, hash=digest("another")), persisted(61)]
-    assert statuses(client.feed(messages)) == ["accepted", "unknown_point", "gap"]

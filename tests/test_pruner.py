@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from chains import at, back_to, block, output, tx, txid
 from daemons import Message, home
 from patience import until
 from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, LocalStore, live, open_local_store, pay, terms_of
-from stores import create, draft
+from stores import draft
 from structlog.testing import capture_logs
 
 from config.checks import problems, unmined_retention
@@ -24,13 +23,13 @@ from config.settings import Config, Transactions
 from config.settings import Pruner as Subscription
 from daemon.pruning import terms
 from handlers import new_records, states
-from handlers.events import BlockApplied, BlockPersisted, NodeState, Tx, TxSubmitted
+from handlers.events import BlockApplied, BlockPersisted, NodeState, TxSubmitted
 from handlers.prune_report import PrunerJob
-from handlers.prune_request import Node, Request, Requests, World, held_back
+from handlers.prune_request import Node, Request, Requests, Trigger, World, held_back
 from handlers.pruner import Pruner
 from handlers.spending import Mined
 from handlers.transactions import TxView
-from storage.blobs import BlobFailed, Files
+from storage.blobs import Files
 from storage.damage import damage
 from storage.history.layout import OUTPUT, TX, UNDO
 from storage.jobs import Job
@@ -52,49 +51,36 @@ def create_due(local: LocalStore) -> None:
     local.create(pay("spender", at("spent")), 3, mined=3)
 
 
-# --- what starts a cycle -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("trigger", "worlds", "queued"),
+    [
+        pytest.param("auto", [World(60)], [(60, "applied")], id="auto, no persister"),
+        pytest.param("auto", [World(60), World(61, 40)], [(60, "applied"), (40, "persisted")], id="auto, a persister"),
+        pytest.param("auto", [World(100, n) for n in (7, 7, 6)], [(7, "persisted")] * 3, id="the latest height"),
+        pytest.param("applied", [World(60, 40)], [(60, "applied")], id="applied"),
+        pytest.param("applied", [World(90), World(60)], [(90, "applied"), (60, "applied")], id="a rollback"),
+        pytest.param("persisted", [World(60), World(60, 70)], [None, (60, "persisted")], id="above the tip"),
+    ],
+)
+def test_what_requests_a_cycle(trigger: Trigger, worlds: list[World], queued: list[tuple[int, str] | None]) -> None:
+    requests, found = Requests(trigger), list[tuple[int, str] | None]()
+    for world in worlds:
+        requests.observe(world)
+        found.append(requests.queued and requests.queued[:2])
+    assert found == queued
 
 
-def test_only_the_latest_height_counts_and_what_is_passed_is_counted() -> None:
+def test_heights_that_are_passed_are_counted_and_done_ones_are_not_requested_again() -> None:
     requests = Requests("auto", done=4)
-
-    def persisted(height: int) -> Request | None:
-        requests.observe(World(tip=100, persisted=height))
-        return requests.queued
-
-    persisted(5)
-    assert persisted(7) == Request(7, "persisted", 2), "5 was never run for, and 6 was never heard of"
-    assert persisted(7) == persisted(6) == Request(7, "persisted", 2)
+    for persisted in (5, 7):
+        requests.observe(World(100, persisted))
+    assert requests.queued == Request(7, "persisted", 2), "5 was never run for, and 6 was never heard of"
     requests.finished(7)
-    assert requests.queued is None
-    assert persisted(6) is None
-    assert persisted(7) is None, "done"
-    assert persisted(8) == Request(8, "persisted", 0)
-    assert requests.passed == 2
-
-
-def test_a_persister_is_listened_to_once_it_has_spoken() -> None:
-    auto = Requests("auto")
-    auto.observe(World(tip=60))
-    assert auto.queued == Request(60, "applied")
-    auto.observe(World(tip=61, persisted=40))
-    assert auto.queued == Request(40, "persisted"), "the height asked for before goes no more"
-    always = Requests("applied")
-    always.observe(World(tip=60, persisted=40))
-    assert always.queued == Request(60, "applied")
-    never = Requests("persisted")
-    never.observe(World(tip=60))
-    assert never.queued is None
-    never.observe(World(tip=60, persisted=70))
-    assert never.queued == Request(60, "persisted"), "nobody prunes above the tip"
-
-
-def test_a_rollback_withdraws_requests() -> None:
-    requests = Requests("applied")
-    requests.observe(World(tip=20))
-    requests.observe(World(tip=15))
-    assert requests.queued is not None
-    assert requests.queued.height == 15
+    for persisted in (6, 7):
+        requests.observe(World(100, persisted))
+        assert requests.queued is None
+    requests.observe(World(100, 8))
+    assert (requests.queued, requests.passed) == (Request(8, "persisted", 0), 2)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +100,6 @@ def test_a_rollback_withdraws_requests() -> None:
 )
 def test_what_holds_a_cycle_back(world: World, why: str | None) -> None:
     assert held_back(world, 111, UNMINED) == why
-
-
-# --- a cycle -------------------------------------------------------------------------------------------------------
 
 
 def test_a_cycle_runs_its_phases_in_order(tmp_path: Path) -> None:
@@ -196,9 +179,6 @@ def test_preserving_never_shortens(tmp_path: Path) -> None:
         assert (old := local.record("old")) and old.preserve_until == 1_000_000
 
 
-# --- what holds a transaction --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("crowd", [0, 20])
 def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: int) -> None:
     def make(view: TxView) -> None:
@@ -257,40 +237,6 @@ def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, spoiled: str
             assert any(line["event"] == "records_skipped" and line["log_level"] == "error" for line in logs)
 
 
-def test_a_blob_that_cannot_be_deleted_keeps_its_record(tmp_path: Path) -> None:
-    class Stubborn(Files):
-        stubborn = True
-
-        def delete(self, name: str) -> bool:
-            if self.stubborn and name.startswith(txid("large").hex()):
-                raise BlobFailed("not today")
-            return super().delete(name)
-
-    blobs = Stubborn(tmp_path / "blobs")
-    with open_local_store(tmp_path, blobs=blobs) as local:
-
-        def conflict(view: TxView, made: Tx) -> None:
-            create(view, made, 1)
-            states.set_conflicting(view, made.txid, on=True)
-
-        for name in ("large", "other", "lost"):
-            made = pay(name, at(f"before {name}"), raw=bytes(2000))
-            local.write(partial(conflict, made=made))
-            if name != "lost":
-                blobs.put(f"{made.txid.hex()}.tx", bytes(2000))
-        record = local.record("large")
-        assert record is not None
-        assert record.external
-        job = local.run_cycle(record.delete_at or 0)
-        assert (job.counts["transactions_deleted"], job.counts["errors"]) == (2, 1)
-        assert job.counts["blobs_deleted"] == 2, "one that is missing is as good as deleted"
-        assert local.record("large") is not None
-        assert [name for name, _ in blobs.names()] == [f"{txid('large').hex()}.tx"]
-        blobs.stubborn = False
-        assert local.run_cycle(1 + (record.delete_at or 0)).counts["transactions_deleted"] == 1
-        assert list(blobs.names()) == []
-
-
 def test_orphan_blobs_are_swept_and_no_others(tmp_path: Path) -> None:
     with open_local_store(tmp_path) as local:
         blobs = Files(tmp_path / "blobs")
@@ -304,9 +250,6 @@ def test_orphan_blobs_are_swept_and_no_others(tmp_path: Path) -> None:
         assert local.run_cycle(1).counts["orphans_deleted"] == 2
         assert {name for name, _ in blobs.names()} == {names["known"], names["coming"], names["young"]}
         assert "blobs" not in local.run_cycle(2).seconds, "once an hour is enough"
-
-
-# --- the handler ---------------------------------------------------------------------------------------------------
 
 
 def test_every_block_at_the_tip_is_pruned_behind(tmp_path: Path) -> None:
@@ -532,9 +475,6 @@ def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None
     assert damage(error), "the daemon stops for good, and says why"
 
 
-# --- the way back, and the space -----------------------------------------------------------------------------------
-
-
 def test_freed_pages_are_used_again(tmp_path: Path) -> None:
     terms = terms_of(max_job_history=10)
     with open_local_store(tmp_path, terms, windows=Windows(5, 5)) as local:
@@ -559,9 +499,6 @@ def test_freed_pages_are_used_again(tmp_path: Path) -> None:
         assert len(local.deleted) > 60 * 5 * 9
         assert all(each == entries[0] for each in entries), "the state is steady"
         assert max(sizes) < min(sizes) * 1.1, f"the file grew: {sizes}"
-
-
-# --- configuration and commands ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from chains import (
     ADDRESSES,
-    CODEC,
     INDEXES,
     Options,
     address,
@@ -24,6 +23,7 @@ from chains import (
     open_chain,
     output,
     prune_all,
+    query_of,
     random_chain,
     random_genesis,
     tx,
@@ -56,10 +56,6 @@ def keys() -> list[tuple[str, bytes]]:
         *(("stake_credential", key) for key in named),
         *(("policy", key) for key in POLICIES),
     ]
-
-
-def query_of(chain: Chain) -> Query:
-    return Query(chain.store, CODEC, "cardano", 20_000)
 
 
 class Expected:
