@@ -6,12 +6,11 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import anyio
 import msgspec
@@ -19,7 +18,7 @@ import pytest
 from daemons import ROOT, Daemon, error, home, running, statuses
 from patience import until
 from prometheus_client.parser import text_string_to_metric_families
-from questions import Web, serve_alone
+from questions import Api, Web, running_api, serve_alone
 from reader_processes import children
 from scenarios import back_to, block, chain, digest, output, tx
 from structlog.testing import capture_logs
@@ -37,31 +36,8 @@ from handlers.events import Fact, TxStatusChanged
 from handlers.points import View
 from handlers.utxo import Committed
 
-T = TypeVar("T")
 Values = dict[str, float]
-
-
-def on_socket(folder: Path, workers: int = 1) -> dict[str, Any]:
-    return {"workers": workers, "listen": f"unix:{folder}/http"}
-
-
-@contextmanager
-def serving(folder: Path, workers: int = 1, **tables: Any) -> Iterator[Daemon]:
-    with running(folder, http=on_socket(folder, workers) | tables.pop("http", {}), **tables) as daemon:
-        yield daemon
-
-
-class Answer(NamedTuple):
-    status: int
-    kind: str
-    text: str
-
-
-def get(daemon: Daemon, path: str, **headers: str) -> Answer:
-    """Query a worker as soon as there is one; each call opens a connection, so it may meet another worker."""
-    with Web(daemon.folder / "http") as web:
-        answer = web.ask(path, **headers)
-        return Answer(answer.status_code, answer.headers["content-type"], answer.text)
+TWO = {"workers": 2}
 
 
 def values(text: str) -> Values:
@@ -75,14 +51,14 @@ def values(text: str) -> Values:
     return found
 
 
-def scrape(daemon: Daemon) -> Values:
-    status, kind, text = get(daemon, "/metrics")
-    assert status == 200 and kind.startswith("text/plain; version=0.0.4")
-    return values(text)
+def scrape(api: Api) -> Values:
+    answer = api.ask("/metrics", Connection="close")  # the next one may meet another worker
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return values(answer.text)
 
 
-def families(daemon: Daemon) -> dict[str, str]:
-    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", get(daemon, "/metrics").text, re.MULTILINE))
+def families(api: Api) -> dict[str, str]:
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", api.ask("/metrics").text, re.MULTILINE))
 
 
 def feed_and_fail(daemon: Daemon) -> None:
@@ -102,13 +78,13 @@ def feed_and_fail(daemon: Daemon) -> None:
 
 
 def test_everything_that_was_done_is_counted(folder: Path) -> None:
-    with serving(folder, utxo={"rollback_window": 4, "prune_depth": 2}) as daemon:
-        before = until(lambda: scrape(daemon), lambda now: now["utxod_messages_total{type=Subscribe}"])
+    with running_api(folder, utxo={"rollback_window": 4, "prune_depth": 2}) as api:
+        before = until(lambda: scrape(api), lambda now: now["utxod_messages_total{type=Subscribe}"])
         assert "utxod_tip_height" not in before and "utxod_seconds_since_last_block" not in before
         assert before["utxod_unspent"] == before["utxod_blocks_total"] == before["utxod_prune_seconds_count"] == 0
-        feed_and_fail(daemon)
-        now = until(lambda: scrape(daemon), lambda now: now["utxod_errors_total{code=unknown_type}"])
-        store = daemon.status()
+        feed_and_fail(api.daemon)
+        now = until(lambda: scrape(api), lambda now: now["utxod_errors_total{code=unknown_type}"])
+        store = api.daemon.status()
         plain = {
             **{"blocks_total": 12, "transactions_total": 11, "created_total": 31, "spent_total": 9},
             **{"missing_inputs_total": 2, "rollbacks_total": 1, "rolled_back_blocks_total": 2},
@@ -125,7 +101,7 @@ def test_everything_that_was_done_is_counted(folder: Path) -> None:
         }
         assert {name: now[f"utxod_{name}"] for name in plain} == plain
         assert store["unspent"] == 21 and store["rollback_floor"]["height"] == 7
-        commits = [line for line in daemon.log_lines() if line["event"] == "blocks_committed"]
+        commits = [line for line in api.daemon.log_lines() if line["event"] == "blocks_committed"]
         assert now["utxod_commit_seconds_count"] == len(commits)
         assert now["utxod_batch_blocks"] == commits[-1]["blocks"]
         blocks = [line for line in commits if line["blocks"]]
@@ -141,29 +117,29 @@ def test_everything_that_was_done_is_counted(folder: Path) -> None:
             assert 0 < now[f"utxod_{work}_seconds_sum"] < 5
         buckets = [now[f"utxod_apply_seconds_bucket{{le={bound}}}"] for bound in (*map(str, BOUNDS_S), "+Inf")]
         assert buckets == sorted(buckets) and buckets[-1] == 12
-        assert abs(now["utxod_daemon_start_time_seconds"] - daemon.socket.stat().st_mtime) < 10
+        assert abs(now["utxod_daemon_start_time_seconds"] - api.daemon.socket.stat().st_mtime) < 10
         sleep(0.2)  # time passes between scrapes, whatever the daemon does
         since = "utxod_seconds_since_last_block"
-        assert now[since] + 0.2 < scrape(daemon)[since] < now[since] + 10
+        assert now[since] + 0.2 < scrape(api)[since] < now[since] + 10
 
 
 def test_repairs_of_records_are_counted(folder: Path) -> None:
-    with serving(folder) as daemon:
-        assert until(lambda: scrape(daemon), lambda now: "utxod_records_repaired_total" in now)
-        with daemon.client() as client:
+    with running_api(folder) as api:
+        assert until(lambda: scrape(api), lambda now: "utxod_records_repaired_total" in now)
+        with api.daemon.client() as client:
             client.ask({"type": "TxSubmitted", "tx": tx("a", output("submitted"))})
             assert statuses(client.feed([block(None, tx("a", output("mined")))])) == ["applied"]
-        until(lambda: scrape(daemon), lambda now: now["utxod_records_repaired_total"] == 1)
+        until(lambda: scrape(api), lambda now: now["utxod_records_repaired_total"] == 1)
 
 
 def test_pruning_by_steps_is_timed(folder: Path) -> None:
     """While the node catches up nothing is pruned; afterwards it takes steps of its own."""
-    with serving(folder, utxo={"rollback_window": 1, "prune_depth": 1, "prune_batch_size": 1}) as daemon:
-        with daemon.client() as client:
+    with running_api(folder, utxo={"rollback_window": 1, "prune_depth": 1, "prune_batch_size": 1}) as api:
+        with api.daemon.client() as client:
             client.ask({"type": "NodeState", "state": "catching_up", "height": 1})
             client.feed(chain(20))
             client.ask({"type": "NodeState", "state": "running", "height": 20})
-        now = until(lambda: scrape(daemon), lambda now: now["utxod_pruned_total{kind=undo_records}"] == 18)
+        now = until(lambda: scrape(api), lambda now: now["utxod_pruned_total{kind=undo_records}"] == 18)
         assert now["utxod_prune_seconds_count"] >= 10
         assert now["utxod_prune_backlog_blocks"] == 0
 
@@ -220,7 +196,7 @@ def test_unknown_types_are_counted_under_one_label() -> None:
 
 
 def test_queries_are_counted_by_route_and_status(folder: Path) -> None:
-    with serving(folder, 2) as daemon, daemon.client() as client:
+    with running_api(folder, http=TWO) as api, api.daemon.client() as client:
         client.feed(chain(3))
         txid = digest("tx", "1").hex()
         requests = {
@@ -233,42 +209,42 @@ def test_queries_are_counted_by_route_and_status(folder: Path) -> None:
         }
         for path, (_, status) in requests.items():
             for _ in range(4):
-                assert get(daemon, path).status == status
+                assert api.ask(path, Connection="close").status_code == status
         counts = {f"utxod_query_seconds_count{{route={route},status={status}}}" for route, status in requests.values()}
-        now = until(lambda: scrape(daemon), lambda now: sum(now.get(name, 0) for name in counts) == 4 * len(counts))
+        now = until(lambda: scrape(api), lambda now: sum(now.get(name, 0) for name in counts) == 4 * len(counts))
         assert {now[name] for name in counts} == {4}
         assert now["utxod_http_workers"] == 2
-        until(lambda: scrape(daemon), lambda now: "utxod_query_seconds_count{route=/metrics,status=200}" in now)
+        until(lambda: scrape(api), lambda now: "utxod_query_seconds_count{route=/metrics,status=200}" in now)
         for _ in range(6):  # whichever worker answers
-            again = scrape(daemon)
+            again = scrape(api)
             assert {again[name] for name in counts} == {4} and again["utxod_http_workers"] == 2
 
 
 def test_a_missing_token_is_counted(folder: Path) -> None:
-    with serving(folder, http={"token": "secret"}) as daemon:
-        assert get(daemon, "/metrics").status == 401
+    with running_api(folder, http={"token": "secret"}) as api:
+        assert api.ask("/metrics").status_code == 401
         name = "utxod_query_seconds_count{route=unmatched,status=401}"
         known = {"Authorization": "Bearer secret"}
-        until(lambda: values(get(daemon, "/metrics", **known).text), lambda now: now.get(name) == 1)
+        until(lambda: values(api.ask("/metrics", **known).text), lambda now: now.get(name) == 1)
 
 
 def test_counts_of_a_killed_worker_go_on_in_its_successor(folder: Path) -> None:
-    with serving(folder, 2) as daemon:
+    with running_api(folder, http=TWO) as api:
         name = "utxod_query_seconds_count{route=/api/v1/tip,status=404}"
         for _ in range(10):
-            get(daemon, "/api/v1/tip")
-        until(lambda: scrape(daemon), lambda now: now.get(name) == 10)
-        first = until(lambda: children(daemon.process.pid), lambda pids: len(pids) == 2)
+            api.ask("/api/v1/tip", Connection="close")
+        until(lambda: scrape(api), lambda now: now.get(name) == 10)
+        first = until(lambda: children(api.daemon.process.pid), lambda pids: len(pids) == 2)
         files = sorted((folder / "data" / "metrics").iterdir())
         os.kill(first[0], signal.SIGKILL)
-        until(lambda: "http_worker_ended" in daemon.events())
-        [ended] = [line for line in daemon.log_lines() if line["event"] == "http_worker_ended"]
+        until(lambda: "http_worker_ended" in api.daemon.events())
+        [ended] = [line for line in api.daemon.log_lines() if line["event"] == "http_worker_ended"]
         assert (ended["code"], ended["level"]) == (-signal.SIGKILL, "error")
-        until(lambda: children(daemon.process.pid), lambda pids: len(pids) == 2 and first[0] not in pids)
-        until(lambda: scrape(daemon), lambda now: now["utxod_http_workers"] == 2 and now[name] == 10)
+        until(lambda: children(api.daemon.process.pid), lambda pids: len(pids) == 2 and first[0] not in pids)
+        until(lambda: scrape(api), lambda now: now["utxod_http_workers"] == 2 and now[name] == 10)
         for _ in range(10):
-            get(daemon, "/api/v1/tip")
-        until(lambda: scrape(daemon), lambda now: now[name] == 20)
+            api.ask("/api/v1/tip", Connection="close")
+        until(lambda: scrape(api), lambda now: now[name] == 20)
         assert sorted((folder / "data" / "metrics").iterdir()) == files  # the next worker uses the same file
 
 
@@ -277,19 +253,20 @@ def test_serve_alone_reports_the_store_and_no_daemon(folder: Path) -> None:
         with daemon.client() as client:
             client.hello(network_tip={"height": 7})
             client.feed(chain(5))
-        with serve_alone(daemon):
-            now = until(lambda: scrape(daemon), lambda now: now.get("utxod_blocks_total") == 5)
+        with serve_alone(daemon), Web(folder / "http") as web:
+            api = Api(daemon, web)
+            now = until(lambda: scrape(api), lambda now: now.get("utxod_blocks_total") == 5)
             assert (now["utxod_daemon_running"], now["utxod_lag_blocks"], now["utxod_http_workers"]) == (1, 2, 1)
-            types = families(daemon)
+            types = families(api)
             daemon.kill()
-            now = scrape(daemon)
+            now = scrape(api)
             assert (now["utxod_daemon_running"], now["utxod_tip_height"], now["utxod_unspent"]) == (0, 5, 1)
             assert now["utxod_map_size_bytes"] >= now["utxod_used_bytes"] > 0
             removed = ("blocks_total", "connections", "lag_blocks", "seconds_since_last_block", "apply_seconds_count")
             assert not [name for name in removed if f"utxod_{name}" in now]
-            assert families(daemon) == types  # without a value, but not forgotten
+            assert families(api) == types  # without a value, but not forgotten
             daemon.start()
-            now = until(lambda: scrape(daemon), lambda now: now["utxod_daemon_running"] and "utxod_blocks_total" in now)
+            now = until(lambda: scrape(api), lambda now: now["utxod_daemon_running"] and "utxod_blocks_total" in now)
             assert now["utxod_blocks_total"] == 0  # totals are those of one process
 
 
@@ -305,15 +282,15 @@ def test_a_daemon_removes_the_files_of_workers_whose_parents_have_ended(folder: 
 
 
 def test_a_daemon_runs_without_a_folder_for_its_metrics(folder: Path) -> None:
-    with home(folder, http=on_socket(folder)) as daemon:
+    with home(folder, http={"workers": 1, "listen": f"unix:{folder}/http"}) as daemon, Web(folder / "http") as web:
         (folder / "data").mkdir()
         (folder / "data" / "metrics").write_bytes(b"in the way")
         daemon.start()
         with daemon.client() as client:
             assert statuses(client.feed(chain(3))) == ["applied"] * 3
-        get(daemon, "/api/v1/tip")
+        web.ask("/api/v1/tip")
         answered = "utxod_query_seconds_count{route=/api/v1/tip,status=200}"
-        now = until(lambda: scrape(daemon), lambda now: answered in now)
+        now = until(lambda: scrape(Api(daemon, web)), lambda now: answered in now)
         assert (now["utxod_tip_height"], now["utxod_http_workers"], now["utxod_daemon_running"]) == (3, 1, 0)
         assert "metrics_not_shown" in daemon.events()
         assert daemon.term() == 0
@@ -406,9 +383,9 @@ DOCUMENTED = dict(re.findall(r"^\| `(utxod_\w+)` \| (\w+) \|", DOCUMENT, re.MULT
 
 
 def test_docs_describe_what_a_running_daemon_exposes(folder: Path) -> None:
-    with serving(folder) as daemon:
-        get(daemon, "/api/v1/tip")
-        assert families(daemon) == DOCUMENTED
+    with running_api(folder) as api:
+        api.ask("/api/v1/tip")
+        assert families(api) == DOCUMENTED
     assert len(DOCUMENTED) == len(re.findall(r"^\| `utxod_", DOCUMENT, re.MULTILINE))
     histograms = [name for name, kind in DOCUMENTED.items() if kind == "histogram"]
     known = {*DOCUMENTED, *(f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count"))}
