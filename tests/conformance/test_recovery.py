@@ -61,7 +61,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_case_has_its_test() -> None:
-    named = {name.upper().replace("_", "-")[5:12] for name in globals() if name.startswith("test_rec_")}
+    numbers = [re.match(r"test_rec((?:_\d{3})+)_", name) for name in globals()]
+    named = {f"REC-{number}" for found in numbers if found for number in found[1].split("_") if number}
     assert named | DOCUMENTED.keys() | CONFIGURED.keys() == set(CASES)
 
 
@@ -208,14 +209,7 @@ async def test_rec_022_backlog_is_drained(on_sqlite: Storage) -> None:
 # --- claim -------------------------------------------------------------------------------------------------------
 
 
-async def test_rec_023_second_instance_gets_nothing(lab: Lab) -> None:
-    async with lab.storage() as one, lab.storage() as two:
-        await old(one, *range(5))
-        assert len(await claimed(one, "A")) == 5
-        assert await claimed(two, "B") == []
-
-
-async def test_rec_024_expired_lease_can_be_taken(lab: Lab) -> None:
+async def test_rec_023_024_rows_of_another_instance_can_be_claimed_when_its_lease_has_expired(lab: Lab) -> None:
     async with lab.storage() as one, lab.storage() as two:
         await old(one, 1)
         assert await claimed(one, "A", lease_s=60.0) == [tx(1)]
@@ -240,11 +234,6 @@ async def test_rec_026_limit_is_respected_across_owners(storage: Storage) -> Non
         await old(storage, n, age_s=HOUR - n)
     first, second = await claimed(storage, "A", 3), await claimed(storage, "B", 3)
     assert (first, second) == ([tx(0), tx(1), tx(2)], [tx(3), tx(4), tx(5)])
-
-
-async def test_rec_028_young_rows_are_not_claimed(storage: Storage) -> None:
-    await old(storage, 1, age_s=10.0)
-    assert await claimed(storage, "A") == []
 
 
 async def test_rec_029_age_boundary_is_strict(storage: Storage, lab: Lab) -> None:
@@ -276,8 +265,9 @@ async def test_rec_029_age_boundary_is_strict(storage: Storage, lab: Lab) -> Non
             await still.close()
 
 
-async def test_rec_030_only_pending_is_eligible(storage: Storage) -> None:
-    """An unknown transaction has no row, so that there are four statuses to leave alone."""
+async def test_rec_028_030_young_and_final_rows_are_not_claimed(storage: Storage) -> None:
+    """An unknown transaction has no row, so that four statuses are left alone."""
+    await old(storage, 9, age_s=10.0)
     for n, end in enumerate(("confirmed", "deleted", "orphan", "dead")):
         await old(storage, n)
         await storage.conclude([tx(n)], end, "")  # type: ignore[arg-type]
@@ -361,37 +351,22 @@ async def test_rec_037_owner_ids_never_collide(lab: Lab) -> None:
 # --- release -----------------------------------------------------------------------------------------------------
 
 
-async def test_rec_038_released_row_is_free_at_once(storage: Storage) -> None:
+async def test_rec_038_042_a_released_row_is_free_at_once_and_has_no_message(storage: Storage) -> None:
     await old(storage, 1)
     claims = await storage.claim("A", 300.0, 10)
     assert await storage.release(claims) == {tx(1)}
+    row = await read(storage, tx(1))
+    assert (row.status, row.message, row.last_error, row.attempts) == ("pending", "", "", 0)
     assert await claimed(storage, "B") == [tx(1)]
 
 
-async def foreign_release(storage: Storage) -> list[Claim]:
+async def test_rec_039_040_another_owner_cannot_release_a_claim(storage: Storage) -> None:
     await old(storage, 1)
     (claim,) = await storage.claim("A", 300.0, 10)
-    forged = Claim(claim.txid, "B", claim.generation, 0, 0, 0, 0.0, 0.0)
-    assert await storage.release([forged]) == set()
-    return [claim]
-
-
-async def test_rec_039_wrong_owner_cannot_release(storage: Storage) -> None:
-    await foreign_release(storage)
+    assert await storage.release([Claim(claim.txid, "B", claim.generation, 0, 0, 0, 0.0, 0.0)]) == set()
     assert await claimed(storage, "C") == []
-
-
-async def test_rec_040_original_owner_keeps_claim_after_foreign_release(storage: Storage) -> None:
-    (claim,) = await foreign_release(storage)
     (again,) = await storage.claim("A", 300.0, 10, again=True)
     assert (again.txid, again.generation) == (claim.txid, claim.generation)
-
-
-async def test_rec_042_release_of_a_pending_row_writes_no_message(storage: Storage) -> None:
-    await old(storage, 1)
-    await storage.release(await storage.claim("A", 300.0, 10))
-    row = await read(storage, tx(1))
-    assert (row.status, row.message, row.last_error, row.attempts) == ("pending", "", "", 0)
 
 
 async def test_rec_043_old_generation_cannot_release(storage: Storage, lab: Lab) -> None:
@@ -524,21 +499,13 @@ async def test_rec_053_status_write_fails(on_sqlite: Storage) -> None:
 # --- orphan ------------------------------------------------------------------------------------------------------
 
 
-async def test_rec_057_promoted_past_grace(sqlite_lab: Lab) -> None:
+async def test_rec_057_059_promoted_past_grace_whatever_the_wording(on_sqlite: Storage) -> None:
     """Unknown for the whole grace since the first time, and several times: so it is seen more than once before."""
-    async with sqlite_lab.storage() as storage:
-        changes: list[str] = []
-        handler, changed = Stub(lambda _: NotFound()), lambda: changes.append("a final status")
-        row = await after(storage, handler, "orphan", not_found_grace_period=0.01, changed=changed)
+    changes: list[str] = []
+    handler, changed = Stub(lambda _: NotFound(reason="not in the index")), lambda: changes.append("a final status")
+    row = await after(on_sqlite, handler, "orphan", not_found_grace_period=0.01, changed=changed)
     assert changes == ["a final status"]
-    assert (row.message, row.not_found >= 3) == (NEVER_ARRIVED, True)
-
-
-async def test_rec_059_other_not_found_wording(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        handler = Stub(lambda _: NotFound(reason="no such transaction id in index"))
-        row = await after(storage, handler, "orphan", not_found_grace_period=0.01)
-    assert row.last_error == "no such transaction id in index"
+    assert (row.message, row.last_error, row.not_found >= 3) == (NEVER_ARRIVED, "not in the index", True)
 
 
 async def test_rec_060_within_grace_stays_pending(on_sqlite: Storage) -> None:
@@ -668,13 +635,10 @@ async def alerts(threshold: int, times: int) -> list[str]:
     return [line["log_level"] for line in logs if line["event"] == "recovery_timeout"]
 
 
-async def test_rec_071_alert_escalates_and_backs_off() -> None:
+async def test_rec_071_072_the_alert_escalates_and_backs_off_and_can_be_disabled() -> None:
     levels = await alerts(2, 9)
     assert [n + 1 for n, level in enumerate(levels) if level == "error"] == [2, 4, 8]
     assert len(levels) == 9
-
-
-async def test_rec_072_alert_can_be_disabled() -> None:
     assert await alerts(0, 5) == ["warning"] * 5
 
 
@@ -708,11 +672,13 @@ async def test_rec_074_summary_separates_skipped_from_succeeded(on_sqlite: Stora
 # --- leadership --------------------------------------------------------------------------------------------------
 
 
-async def test_rec_076_one_holder_at_a_time(pg_lab: Lab) -> None:
+async def test_rec_076_078_one_holder_at_a_time_also_after_the_acquiring_deadline(pg_lab: Lab) -> None:
     async with pg_lab.storage() as one, pg_lab.storage() as two:
         holder, other = await one.session(lambda: None), await two.session(lambda: None)
+        async with asyncio.timeout(0.1):
+            assert await holder.lead()
         assert await holder.lead()
-        assert await holder.lead()
+        await asyncio.sleep(0.15)
         assert not await other.lead()
         await holder.close()
         assert await other.lead()
@@ -725,17 +691,6 @@ async def test_rec_077_close_twice(storage: Storage) -> None:
     await session.close()
     await session.close()
     assert not await session.alive()
-
-
-async def test_rec_078_lock_outlives_the_acquiring_deadline(pg_lab: Lab) -> None:
-    async with pg_lab.storage() as one, pg_lab.storage() as two:
-        holder, other = await one.session(lambda: None), await two.session(lambda: None)
-        async with asyncio.timeout(0.1):
-            assert await holder.lead()
-        await asyncio.sleep(0.15)
-        assert not await other.lead()
-        await holder.close()
-        await other.close()
 
 
 async def test_rec_079_different_ids_do_not_conflict(pg_lab: Lab) -> None:
@@ -839,12 +794,8 @@ async def test_rec_089_graceful_stop_releases_unstarted_claims(on_sqlite: Storag
     assert len(handler.requests) == 2
 
 
-async def test_rec_090_handler_crash_is_contained(sqlite_lab: Lab) -> None:
-    class Strange(Exception):
-        pass
-
-    crashes = [Strange("nobody expects it"), RecursionError("nor this")]
-    async with sqlite_lab.storage() as storage:
-        row = await after(storage, Stub(lambda _: crashes.pop(0) if crashes else Valid()), "confirmed", worker_count=1)
+async def test_rec_090_handler_crash_is_contained(on_sqlite: Storage) -> None:
+    crashes = [LookupError("a bug"), RecursionError("another")]
+    row = await after(on_sqlite, Stub(lambda _: crashes.pop(0) if crashes else Valid()), "confirmed", worker_count=1)
     assert [each.outcome for each in row.history] == ["transient", "transient", "valid"]
-    assert [each.error for each in row.history][:2] == ["Strange: nobody expects it", "RecursionError: nor this"]
+    assert [each.error for each in row.history][:2] == ["LookupError: a bug", "RecursionError: another"]
