@@ -6,6 +6,7 @@ from hashlib import blake2b
 from random import Random
 
 import cbor2
+import msgspec
 import numpy as np
 import pytest
 from chains import ADDRESSES, CODEC, LEAVES, Branches, output, random_output, txid
@@ -81,37 +82,26 @@ def body_of(made: Output, *, collateral_return: bool = False) -> Body:
     return Body(made.address, made.value, made.assets, *others, collateral_return)
 
 
-def same(made: Output, index: int = 0, block: BlockRow = BLOCK, *, collateral_return: bool = False) -> None:
-    tx = Tx(txid("a"), outputs=[made])
-    if collateral_return:
-        tx = Tx(txid("a"), valid=False, collateral_return=made)
-    (leaf,) = leaves(tx, index, block, LEAVES)
+NONE = BlockRow(0, 0, bytes(32))
+EACH: list[tuple[Output, int, BlockRow]] = [
+    *((output(address, 5), 0, BLOCK) for address in ADDRESSES),
+    (output(ADDRESSES[3], 2**64 - 1, **RICH), 2**32 - 1, BLOCK),
+    *((output("ann"), 0, block) for block in (NONE, msgspec.structs.replace(NONE, time=-1))),
+    *((output("ann", number), min(number, 2**32 - 1), BLOCK) for number in EDGES),
+    *((output("ann", 1, assets=[(bytes(28), b"n", max(number, 1))]), 0, BLOCK) for number in EDGES),
+    *((output("ann"), 0, BlockRow(min(n, 2**32 - 1), n, bytes(32), n, min(n, 2**32 - 1))) for n in EDGES),
+]
+
+
+@pytest.mark.parametrize("collateral_return", [False, True])
+@pytest.mark.parametrize(("made", "index", "block"), EACH, ids=range(len(EACH)))
+def test_a_leaf_of_every_form(made: Output, index: int, block: BlockRow, collateral_return: bool) -> None:
+    """Every kind of address, numbers of every length, and fields that are absent."""
+    returned = Tx(txid("a"), valid=False, collateral_return=made)
+    (leaf,) = leaves(returned if collateral_return else Tx(txid("a"), outputs=[made]), index, block, LEAVES)
     assert leaf == answered(CODEC, Entry(txid("a"), index, body_of(made, collateral_return=collateral_return), block))
     assert leaf.startswith(outpoint(txid("a"), index))
     assert cbor2.loads(leaf)[0] == [txid("a"), index]
-
-
-@pytest.mark.parametrize("address", range(len(ADDRESSES)))
-def test_every_kind_of_address(address: int) -> None:
-    same(output(ADDRESSES[address], 5))
-    same(output(ADDRESSES[address], 5), collateral_return=True)
-
-
-def test_everything_together() -> None:
-    same(output(ADDRESSES[3], 2**64 - 1, **RICH), 2**32 - 1, collateral_return=True)
-
-
-@pytest.mark.parametrize("number", EDGES)
-def test_numbers_of_every_length(number: int) -> None:
-    same(output("ann", number))
-    same(output("ann", 1, assets=[(bytes(28), b"n", max(number, 1))]))
-    same(output("ann"), min(number, 2**32 - 1))
-    same(output("ann"), block=BlockRow(min(number, 2**32 - 1), number, bytes(32), number, min(number, 2**32 - 1)))
-
-
-def test_what_is_absent_has_no_key() -> None:
-    same(output("ann"), block=BlockRow(0, 0, bytes(32)))
-    same(output("ann"), block=BlockRow(0, 0, bytes(32), time=-1))
 
 
 @given(st.randoms(use_true_random=False), st.integers(0, 30), st.integers(0, 2**32 - 31))
