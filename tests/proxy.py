@@ -62,10 +62,10 @@ class Proxy:
         self._last = words
 
     def cut_before(self, held: Callable[[bytes], bool]) -> None:
-        """Keep the next message of a kind, which is `kept` then, and all that follows, until it is let go."""
+        """Keep the next message of a kind, which is `kept` then, and all that follows, until `deliver`."""
         self._held = held
 
-    def let_go(self) -> None:
+    def deliver(self) -> None:
         """Deliver late what was kept."""
         self._open.set()
 

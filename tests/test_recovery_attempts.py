@@ -259,7 +259,7 @@ async def test_a_clock_that_is_set_back_holds_no_row_of_a_killed_instance(storag
 
 
 async def test_a_clock_that_is_set_back_does_not_put_rows_off(tmp_path: Path) -> None:
-    """While the file is open, and while nobody has it open."""
+    """While the file is open, and while it is closed."""
     skew_ms = 2 * round(HOUR) * 1000
 
     def skewed() -> int:
@@ -374,7 +374,7 @@ async def test_callbacks_that_raise_are_contained(on_sqlite: Storage) -> None:
     assert len(failures) == manager.numbers.callback_errors
 
 
-# --- any story -------------------------------------------------------------------------------------------------------
+# --- random sequences -----------------------------------------------------------------------------------------------
 
 
 class Moody(Stubborn):

@@ -47,7 +47,7 @@ def thread(work: Callable[..., T], *values: Any) -> Any:
 
 
 class Watch:
-    """Reads the rows, and remembers the longest time in which some were due and nobody took any."""
+    """Reads the rows, and remembers the longest time in which some were due and no instance claimed any."""
 
     def __init__(self, lab: Lab) -> None:
         self.longest_s, self.final, self.claims, self._lab = 0.0, 0, 0, lab
@@ -68,13 +68,13 @@ class Watch:
             self.slack_s = max(self.slack_s, patience(SLACK_S))
             await asyncio.sleep(0.1)
 
-    async def goes_on(self) -> None:
+    async def progresses(self) -> None:
         """Wait until a good many more rows were looked into."""
         goal = self.claims + ROWS // 20
         await until(lambda: self.claims >= goal, ENDS_S)
 
 
-async def ended_once(storage: Storage, story: Scenario, daemons: list[WatchedDaemon]) -> int:
+async def ended_once(storage: Storage, scenario: Scenario, daemons: list[WatchedDaemon]) -> int:
     """Check that every row ended as it has to, by the last claim or a listener; return how many the scan ended."""
     wrong, seen, scanned, after = list[Row](), 0, 0, None
     while page := await storage.rows(None, 1000, after=after):
@@ -85,14 +85,14 @@ async def ended_once(storage: Storage, story: Scenario, daemons: list[WatchedDae
                 ends = [look for look in row.history[-1:] if look.outcome == "notfound"]
             by_scan = bool(ends) and ends == row.history[-1:] and ends[0].generation == row.generation
             by_listener = not ends and all(look.generation < row.generation for look in row.history)
-            if row.status != story.right(row.txid) or not (by_scan or by_listener) or row.owner or row.reopened:
+            if row.status != scenario.right(row.txid) or not (by_scan or by_listener) or row.owner or row.reopened:
                 wrong.append(row)
             scanned += by_scan
     assert wrong == []
     assert seen == ROWS
     reported = sum((each.reported for each in daemons), start=type(daemons[0].reported)())
     assert set(reported.values()) == {1}
-    assert all(status == story.right(bytes.fromhex(txid)) for txid, status in reported)
+    assert all(status == scenario.right(bytes.fromhex(txid)) for txid, status in reported)
     return scanned
 
 
@@ -139,33 +139,33 @@ class Cluster:
 
 async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Path) -> None:
     """Their clocks are two hours apart from one to the next, too."""
-    story = Scenario(ROWS)
-    third = len(story.removed) // 3 + 1  # what falls due between two faults: so each finds the leader at work
-    first, second, last = (story.removed[at : at + third] for at in range(0, len(story.removed), third))
+    scenario = Scenario(ROWS)
+    third = len(scenario.removed) // 3 + 1  # what falls due between two faults: so each finds the leader at work
+    first, second, last = (scenario.removed[at : at + third] for at in range(0, len(scenario.removed), third))
     async with AsyncExitStack() as stack:
         storage = await stack.enter_async_context(shared.storage())
         ways = [await stack.enter_async_context(Proxy(shared.uri, DELAY_S)) for _ in range(3)]
         daemons = []
         for n, way in enumerate(ways):
             wish = SOON | {"store": "postgresql", "dsn": way.uri}
-            daemons.append(stack.enter_context(watched_daemon(tmp_path / f"{n}", story, wish, (n - 1) * 7200.0)))
+            daemons.append(stack.enter_context(watched_daemon(tmp_path / f"{n}", scenario, wish, (n - 1) * 7200.0)))
         cluster = Cluster(shared, daemons, ways)
         for each in daemons:
             await thread(each.start)
-            await thread(each.feed, story.before)
+            await thread(each.feed, scenario.before)
             await thread(each.submit)
         for each in daemons:
             await until(partial(thread, each.swept), ENDS_S)
-        await storage.add(first + story.unknown, 0.0, 60.0)
+        await storage.add(first + scenario.unknown, 0.0, 60.0)
         watch = Watch(shared)
         watching = asyncio.ensure_future(watch.keep())
-        await watch.goes_on()
+        await watch.progresses()
 
         killed = await cluster.leader()
         pid = killed.pid
         await thread(killed.kill)
         await cluster.taken_over(pid)
-        await watch.goes_on()
+        await watch.progresses()
 
         # A result of the leader at that time is on its way and will arrive late.
         alive = [each for each in daemons if each is not killed]
@@ -179,33 +179,34 @@ async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Pa
             txid for txid in await cluster.rows_of(paused.pid) if txid in second and txid in cluster.ways[paused].kept
         )
         stale = (await read(storage, late)).generation
-        cluster.ways[successor].let_go()
+        cluster.ways[successor].deliver()
         cluster.ways[successor].cut_before(lambda sent: late in sent)
-        await thread(successor.feed, (story.before + len(story.blocks)) // 2)  # the paused one gets it when it goes on
+        half = (scenario.before + len(scenario.blocks)) // 2
+        await thread(successor.feed, half)  # the paused one gets it when it is resumed
         await cluster.taken_over(paused.pid, late)
         await until(lambda: cluster.ways[successor].is_cut, ENDS_S)  # it is held, and not written yet
-        cluster.ways[paused].let_go()
+        cluster.ways[paused].deliver()
         paused.send(signal.SIGCONT)
         await until(lambda: {"leadership_lost", "result_too_late"} <= set(paused.daemon.events()), ENDS_S)
         assert stale not in [look.generation for look in (await read(storage, late)).history]
-        cluster.ways[successor].let_go()
+        cluster.ways[successor].deliver()
 
         await storage.add(last, 0.0, 60.0)
         away = await cluster.leader()
         cluster.ways[away].cut()
         await cluster.taken_over(away.pid)
-        await thread(away.feed, len(story.blocks))  # the chain goes on, the facts have nowhere to go
+        await thread(away.feed, len(scenario.blocks))  # the chain continues, and its facts cannot be written
         assert await cluster.leader() is not away
         cluster.ways[away].mend()
         await thread(killed.start)  # with a chain from before all that
         for each in daemons:
-            await thread(each.feed, len(story.blocks))
+            await thread(each.feed, len(scenario.blocks))
 
         await asyncio.wait_for(watching, ENDS_S)
         for each in daemons:
             await thread(each.end)
-        scanned = await ended_once(storage, story, daemons)
-        assert len(story.unknown) < scanned < ROWS
+        scanned = await ended_once(storage, scenario, daemons)
+        assert len(scenario.unknown) < scanned < ROWS
         assert watch.longest_s < LEASE_S + SCAN_S + watch.slack_s
 
 
@@ -225,12 +226,12 @@ async def nothing_written(lab: Lab, way: Proxy) -> AsyncIterator[None]:
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 async def test_a_kill_between_the_two_stores_loses_nothing(kind: str, shared: Lab, tmp_path: Path) -> None:
     """What is acknowledged is in the transaction store, and by kill -9 nowhere else: its row is made at the start."""
-    story, folder = Scenario(60), tmp_path / "one"
+    scenario, folder = Scenario(60), tmp_path / "one"
     lab = shared if kind == "postgresql" else Lab("sqlite", folder / "data", "")
-    submitted = {each["tx"]["txid"] for each in story.submissions}
+    submitted = {each["tx"]["txid"] for each in scenario.submissions}
     async with Proxy(shared.uri) as way:
         wish = SOON | ({"store": "postgresql", "dsn": way.uri} if kind == "postgresql" else {}) | {"ttl": "1h"}
-        with watched_daemon(folder, story, wish) as one:
+        with watched_daemon(folder, scenario, wish) as one:
 
             async def rows() -> dict[bytes, str]:
                 return {bytes(txid): status for txid, status in await lab.sql("SELECT txid, status FROM {t}")}
@@ -241,17 +242,17 @@ async def test_a_kill_between_the_two_stores_loses_nothing(kind: str, shared: La
                     await thread(one.kill)
 
             await thread(one.start)
-            await thread(one.feed, story.before)
+            await thread(one.feed, scenario.before)
             await until(partial(thread, one.swept), ENDS_S)
             await killed_in_the_gap(one.submit)
             assert await rows() == {}
             await thread(one.start)
             await until_so(rows, dict.fromkeys(submitted, "pending"))
-            await thread(one.feed, story.before)
-            await killed_in_the_gap(one.feed, len(story.blocks))
+            await thread(one.feed, scenario.before)
+            await killed_in_the_gap(one.feed, len(scenario.blocks))
             assert await rows() == dict.fromkeys(submitted, "pending")
             await thread(one.start)
-            await until_so(rows, {txid: story.right(txid) for txid in submitted})
+            await until_so(rows, {txid: scenario.right(txid) for txid in submitted})
             await thread(one.end)
             assert set(one.reported.values()) == {1}
             assert {bytes.fromhex(txid) for txid, _ in one.reported} == submitted

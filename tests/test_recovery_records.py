@@ -1,4 +1,4 @@
-"""What the recovery scan does to half-made transactions and lone locks, while the daemon runs."""
+"""What the recovery scan does to incomplete transactions and lone locks, while the daemon runs."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def test_whatever_waits_is_found_in_steps(subject: Subject, monkeypatch: pytest.
 
 
 @pytest.mark.anyio
-async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
+async def test_incomplete_creations_are_completed_at_once_and_at_intervals(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What becomes whole is told of; a lock that stands alone goes too."""
+    """A creation that is completed is published; a lock without a record is removed."""
     dying(subject, STEPS[5], "after")
     assert await asyncio.to_thread(subject.run, LARGE) == {"result": "error", "code": "CRASH"}
     subject.daemon.write(lambda view: acquire(view, subject.words.txid("L"), b"owner", 2, 1000.0))
