@@ -27,7 +27,7 @@ WIRE = {"handlers.events", "handlers.wire", "handlers.refusal"}  # the modules o
 CLI_LIKE = {"daemon.cli", "daemon.http.serve"}
 LONGEST, LONGEST_TEST = 300, 500  # lines of a file, but for those that are listed
 LIST = Path(__file__).parent / "long_files.txt"  # with the lines that each may have; it only ever gets shorter
-MOST_LISTED = 41  # files: lower it with each that leaves the list
+MOST_LISTED = 38  # files: lower it with each that leaves the list
 LISTED = {place: int(most) for most, place in (line.split() for line in LIST.read_text().splitlines())}
 HOSTS = ("pypi", "pythonhosted", "npmjs", "jsdelivr", "unpkg", "cdnjs", "crates.io", "anaconda")
 
