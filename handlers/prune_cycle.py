@@ -184,19 +184,15 @@ class Cycle:
 
     async def _sweep_blobs(self, take: Take) -> None:
         """Delete blobs that an interruption has left without a record."""
-        names = await take(self._deletion.transactions.blobs.names, on_writer=False)
-        while (old := await take(partial(self._list_old, names), on_writer=False)) is not None:
-            while old:
-                await take(partial(self._delete_orphans, old))
-
-    def _list_old(self, names: Iterator[tuple[str, float]]) -> list[str] | None:
-        """Return the old ones among the next names, None when there are no more names."""
+        names = self._deletion.transactions.blobs.names()
         try:
-            found = list(islice(names, _NAMES))
+            while found := await take(lambda: list(islice(names, _NAMES)), on_writer=False):
+                old = [name for name, age in found if age > _ORPHAN_S]
+                while old:
+                    await take(partial(self._delete_orphans, old))
         except BlobFailed as error:
-            self.job, found = counted(self.job, errors=1), []
+            self.job = counted(self.job, errors=1)
             log.warning("blobs_not_swept", error=str(error))
-        return [name for name, age in found if age > _ORPHAN_S] if found else None
 
     def _delete_orphans(self, names: list[str]) -> None:
         deleted, failed = delete_orphans(self._deletion.transactions, names)

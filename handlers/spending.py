@@ -225,21 +225,15 @@ def data_output(value: int, script: bytes) -> bool:
 
 def parents_first(transactions: Mapping[bytes, tuple[Record, Sequence[OutPoint]]]) -> list[bytes]:
     """Return the transactions so that none comes before one that it spends; else the older first."""
-    order: list[bytes] = []
-    state: dict[bytes, bool] = {}  # False while its parents are examined, True once it is placed
-    age = sorted(transactions, key=lambda txid: (transactions[txid][0].created_at, txid))
-    for first in age:
-        stack = [first]
-        while stack:
-            txid = stack[-1]
-            if state.get(txid):
-                stack.pop()
-                continue
-            waiting = [parent for parent, _ in transactions[txid][1] if parent in transactions and parent not in state]
-            if txid not in state and waiting:
-                state[txid] = False
-                stack.extend(dict.fromkeys(waiting))
-                continue
-            state[txid] = True
-            order.append(stack.pop())
-    return order
+    order = dict[bytes, None]()
+    begun = set[bytes]()  # placed, or put back until their parents are placed
+    stack = sorted(transactions, key=lambda txid: (transactions[txid][0].created_at, txid), reverse=True)
+    while stack:
+        txid = stack.pop()
+        waiting = [parent for parent, _ in transactions[txid][1] if parent in transactions and parent not in begun]
+        if txid not in begun and waiting:
+            stack += [txid, *dict.fromkeys(waiting)]
+        else:
+            order.setdefault(txid)
+        begun.add(txid)
+    return list(order)
