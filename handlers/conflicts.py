@@ -9,14 +9,12 @@ from handlers import spending
 from handlers.claims import spend
 from handlers.spending import TxFault
 from handlers.states import refuse_if_in_chain, set_conflicting
-from handlers.transactions import PLACEHOLDER, TxView, show
+from handlers.transactions import TxView, show
 from storage.pool_layout import claimant
 
 
 def children(view: TxView, txid: bytes) -> list[bytes]:
     """Return the transactions that spend an output of one, or would: conflicting children and recorded spenders."""
-    if txid == PLACEHOLDER:
-        return []
     record = view.record(txid)
     found = dict.fromkeys(record.conflicting_children if record else [])
     for number in range(record.pages + 1 if record else 1):
@@ -73,7 +71,7 @@ def decide(view: TxView, winners: Sequence[bytes], height: int) -> list[bytes]:
     with view.all_or_nothing():
         losers: dict[bytes, None] = {}
         for winner in winners:
-            record = None if winner == PLACEHOLDER else view.record(winner)
+            record = view.record(winner)
             if record is None or not record.conflicting:
                 raise TxFault(
                     "PROCESSING", f"transaction {winner.hex()} is not conflicting, so it cannot win a conflict"

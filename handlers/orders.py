@@ -31,11 +31,9 @@ from handlers.spending import Mined, TxFault
 from handlers.submission import submit
 from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
-from storage.errors import StoreFull
 from storage.pool_layout import HASH
 
 MESSAGES = TxMessage.__args__
-_RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE", "PENDING_FULL"}
 
 
 class Order(Struct, eq=False):
@@ -75,19 +73,10 @@ class Order(Struct, eq=False):
             else:
                 _all_or_nothing(view, self.tx_blocks, event)
         except TxFault as fault:
-            self.refused = refusal(fault)
+            self.refused = fault.refusal()
         if evictor.under_way:
             parents = [txid for txid, _ in self.claimed()]
             evictor.look_again(None if isinstance(event, OperatorMessage) else self.touched() + parents)
-
-
-def refusal(fault: TxFault) -> Refusal:
-    """Return a fault in the protocol's words."""
-    if isinstance(fault.__cause__, StoreFull):
-        return Refusal("store_full", str(fault.__cause__), retryable=True)
-    retryable = fault.code in _RETRYABLE or any(other.code in _RETRYABLE for other in fault.inputs.values())
-    detail: dict[str, object] = {"inputs": fault.entries()} if fault.inputs else fault.detail
-    return Refusal(fault.code, fault.message, retryable=retryable, detail=detail)
 
 
 def _all_or_nothing(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:

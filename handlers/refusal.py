@@ -52,7 +52,6 @@ CODES = {
         "`detail.evicted`"
     ),
     "PROCESSING": "The message is not valid for this transaction; `message` has the reason.",
-    "INVALID_PARAMETER": "A number is out of range for this transaction.",
     "STORAGE_ERROR": "Data could not be read or written; the daemon's log has the reason.",
     "CREATING": "The transaction is large and is still being created: send the message again later.",
     "LOCKED": "An input: outputs of its transaction are locked.",

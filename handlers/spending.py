@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from handlers.refusal import Refusal, no_room
+from storage.errors import StoreFull
 from storage.pool_layout import FROZEN, HASH, HIGHEST, OutPoint, Page, Record, claimant
 
 Code = str  # a name of the protocol, section 1.2
 
 REASSIGN_DELAY = 1000  # blocks until a reassigned output may be spent
 _UNSPENT = (b"", FROZEN)  # in place of a spender
+_RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE", "PENDING_FULL"}
 
 
 class Rules(Struct, frozen=True):
@@ -73,14 +76,17 @@ class TxFault(Exception):
         lost = self.code == "UTXO_ERROR" and len(rivals) == len(self.inputs) and txid not in rivals
         return rivals[0] if lost else None
 
-    def entries(self) -> list[dict[str, object]]:
-        """Return the error of each input that can't be spent."""
+    def refusal(self) -> Refusal:
+        """Return the fault in the protocol's words."""
+        if isinstance(self.__cause__, StoreFull):
+            return no_room(self.__cause__)
+        retryable = any(code in _RETRYABLE for code in (self.code, *(each.code for each in self.inputs.values())))
         entries: list[dict[str, object]] = []
         for n, fault in self.inputs.items():
             entries.append({"outpoint": self.outpoints[n], "code": fault.code})
             if fault.spender is not None:
                 entries[-1]["spender"] = fault.spender
-        return entries
+        return Refusal(self.code, self.message, retryable, detail={"inputs": entries} if entries else self.detail)
 
 
 # --- spending ----------------------------------------------------------------------------------------------------
@@ -131,10 +137,15 @@ def assign(record: Record, page: Page, had: bytes, by: bytes) -> None:
 
     `had` is the same of before.
     """
-    was = page is not record and page.all_spent
+    was = page.all_spent
     page.spent += (by not in _UNSPENT) - (had not in _UNSPENT)
+    recount(record, page, was)
+
+
+def recount(record: Record, page: Page, was: bool) -> None:
+    """Let a master count whether all of a page is spent, as it `was` or not before."""
     if page is not record and page.all_spent != was:
-        count_page(record, 1 if page.all_spent else -1)
+        record.spent_pages = (record.spent_pages or 0) + page.all_spent - was
 
 
 def frozen(row: bytes) -> bool:
@@ -160,18 +171,6 @@ def settle(record: Record, height: int, retention: int) -> None:
         record.delete_at = max(record.delete_at or 0, min(height + retention, HIGHEST))
     else:
         record.delete_at = None
-
-
-def count_page(record: Record, by: int) -> None:
-    """Count a page that became all spent, or stopped being so.
-
-    Raises:
-        TxFault: `INVALID_PARAMETER`: there are fewer pages.
-    """
-    count = (record.spent_pages or 0) + by
-    if not 0 <= count <= record.pages:
-        raise TxFault("INVALID_PARAMETER", f"{count} of {record.pages} further pages can't be spent")
-    record.spent_pages = count
 
 
 # --- being mined -------------------------------------------------------------------------------------------------

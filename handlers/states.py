@@ -18,7 +18,7 @@ from handlers.causes import (
     Withdrawn,
 )
 from handlers.spending import Fault, Mined, TxFault
-from handlers.transactions import PLACEHOLDER, Held, TxView, show
+from handlers.transactions import Held, TxView, show
 from storage.pool_layout import FROZEN, HASH, HIGHEST, OutPoint, Page, Record, claimant
 from storage.reassigned import Given, Moves, Reassignment
 
@@ -242,8 +242,6 @@ def set_conflicting(view: TxView, txid: bytes, *, on: bool) -> None:
     Raises:
         TxFault: `TX_NOT_FOUND`.
     """
-    if txid == PLACEHOLDER:
-        return
     record = view.need(txid)
     record.conflicting = on
     view.settle(txid, record)

@@ -28,8 +28,6 @@ from storage.pool import Pool
 from storage.pool_layout import FROZEN, HASH, HIGHEST, NO_NAME, Body, OutPoint, Page, Record, claim
 from storage.pool_rows import PoolRows
 
-PLACEHOLDER = b"\xff" * 32  # the coinbase placeholder, and the spender in a frozen slot
-
 
 class Held(Struct):
     """A transaction in hand. `chain_tx` or `ghost` is set if it has no record of its own."""
@@ -329,8 +327,8 @@ class TxView:
         was = page.all_spent
         moved = [replace(each, spent=spent) if each.slot == slot else each for each in page.reassignments]
         page.reassignments = tuple(moved)
+        spending.recount(record, page, was)
         if number:
-            record.spent_pages = (record.spent_pages or 0) + page.all_spent - was
             self.rows.put_page(txid, number, page)
         return True
 

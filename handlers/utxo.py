@@ -36,13 +36,13 @@ from handlers.events import (
     TxSubmitted,
 )
 from handlers.large_submission import Outline
-from handlers.large_transaction import Large, create
 from handlers.new_records import large
 from handlers.orders import Order
 from handlers.pace import Pace
 from handlers.points import View
 from handlers.prune_request import Node, World
 from handlers.refusal import Refused, no_room
+from handlers.submission import Large, create_large
 from storage.errors import StoreFull
 
 log = structlog.get_logger("utxo")
@@ -370,7 +370,7 @@ class _Reporter:
         turns, sender = self._turns, large.delivery.sender
         async with self._one_at_a_time:
             sender.make_room(len(large.delivery.raw))
-            answers = await create(large, turns.chain, self._writer)
+            answers = await create_large(large, turns.chain, self._writer)
             del turns.creating[id(large.delivery)]
             # Also if it is refused: others were evicted for it, or an interrupted creation was completed.
             self._publish(Committed([], [], turns.chain.view, 0.0))

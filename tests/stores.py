@@ -22,7 +22,7 @@ from handlers import new_records, spending
 from handlers.claims import spend
 from handlers.events import OutPoint, Tx
 from handlers.spending import Mined, Rules, TxFault
-from handlers.transactions import PLACEHOLDER, Transactions, TxView, show
+from handlers.transactions import Transactions, TxView, show
 from storage.blobs import Blobs, Files
 from storage.disk import Disk, Txn
 from storage.history.layout import State
@@ -31,7 +31,7 @@ from storage.history.store import HistoryStore
 from storage.jobs import TABLES as JOB_TABLES
 from storage.pool import TABLES as TX_TABLES
 from storage.pool import Pool
-from storage.pool_layout import HASH, Body, Lock, Page, Record, claimant
+from storage.pool_layout import FROZEN, HASH, Body, Lock, Page, Record, claimant
 
 _T = TypeVar("_T")
 
@@ -170,7 +170,7 @@ def look(view: TxView, outpoint: OutPoint, wanted: bytes | None = None) -> Looke
     if held.record.spending_height is not None and held.record.spending_height > view.height + 1:
         status = "IMMATURE"
     if spending.frozen(row):
-        status, spender = "FROZEN", (PLACEHOLDER, outpoint[1])
+        status, spender = "FROZEN", (FROZEN[:HASH], outpoint[1])
     if held.record.conflicting:
         status = "CONFLICTING"
     if held.record.locked:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from handlers.spending import (
     Fault,
     TxFault,
-    count_page,
     data_output,
     parents_first,
     record_fault,
@@ -42,18 +41,6 @@ def test_data_outputs() -> None:
     assert data_output(0, b"\x6a\x01") and data_output(0, b"\x00\x6a\x01")
     for value, script in ((1, b"\x6a"), (0, b"\x76"), (0, b""), (0, b"\x00\x76\x6a")):
         assert not data_output(value, script)
-
-
-def test_pages_are_counted_within_bounds() -> None:
-    large = record(pages=2)
-    for by, count in ((1, 1), (1, 2), (-1, 1), (-1, 0)):
-        count_page(large, by)
-        assert large.spent_pages == count
-    for at, by in ((0, -1), (2, 1), (None, -1)):
-        large.spent_pages = at
-        with pytest.raises(TxFault) as caught:
-            count_page(large, by)
-        assert (caught.value.code, large.spent_pages) == ("INVALID_PARAMETER", at)
 
 
 # --- order ---------------------------------------------------------------------------------------------------------
