@@ -77,6 +77,7 @@ ERAS = [  # shaped as Ogmios shapes them
         "parameters": {"epochLength": 86_400, "slotLength": {"milliseconds": 1_000}, "safeZone": 25_920},
     },
 ]
+TREASURY, RESERVES = 1_000_000_000_000, 14_000_000_000_000_000
 EVALUATED = [
     {"validator": {"index": 0, "purpose": "spend"}, "budget": {"memory": 1700, "cpu": 476468}},
     {"validator": {"index": 1, "purpose": "withdraw"}, "budget": {"memory": 5, "cpu": 7}},
@@ -128,6 +129,8 @@ class Node:
                 return {"result": self.accounts}
             case "queryLedgerState/eraSummaries":
                 return {"result": ERAS}
+            case "queryLedgerState/treasuryAndReserves":
+                return {"result": {"treasury": ada(TREASURY), "reserves": ada(RESERVES)}}
             case "queryLedgerState/epoch":
                 return {"result": 13}
             case method:

@@ -8,12 +8,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import blockfrost_schema
 import cbor2
 import httpx
 import pytest
 from chain_model import Coin, datum_of, scripts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from installed import FOLDER
 from msgspec.structs import replace
 from preview import CODEC, before, blocks, coins, feed, own_listener, served
 from questions import Api, Web, short_folder
@@ -23,11 +25,13 @@ from daemon.http.blockfrost.network import parameters
 from daemon.http.blockfrost.outputs import fingerprint
 from feeds.cardano.transaction import read_transaction
 from formats import bech32
+from formats.plutus import datum_json
 from handlers.events import Rollback, RollbackPoint
 from storage.indexes import payment_credential, stake_credential
 
 ROOT = "/blockfrost/preview/api/v0"
 NOT_FOUND = "The requested component has not been found."
+BAD_PATH = "Invalid path. Please check https://docs.blockfrost.io/"
 Kept = Callable[[Coin], object]
 
 
@@ -52,6 +56,8 @@ def ask(api: Api, path: str, status: int = 200, message: str | None = None) -> A
     if status != 200:
         assert set(content) == {"status_code", "error", "message"} and content["status_code"] == status
         assert message is None or content["message"] == message
+    if FOLDER and (status == 200 or message != BAD_PATH):
+        blockfrost_schema.check(path, status, content)
     return content
 
 
@@ -83,10 +89,18 @@ def utxo(coin: Coin) -> dict[str, Any]:
     }
 
 
-def compare(api: Api, path: str, kept: Kept, count: int = 7) -> None:
+def with_asset(coin: Coin) -> dict[str, Any]:
+    """Return an output as among those of an asset."""
+    found, datum = utxo(coin), coin.output.inline_datum
+    del found["tx_index"]
+    facts = {"block_height": coin.block.height, "block_time": coin.block.time}
+    return found | facts | {"inline_datum_json": None if datum is None else datum_json(datum)}
+
+
+def compare(api: Api, path: str, kept: Kept, count: int = 7, write: Callable[[Coin], object] = utxo) -> None:
     """Compare every page, in both orders."""
     for order in ("asc", "desc"):
-        wanted = [utxo(coin) for coin in unspent(kept)][:: 1 if order == "asc" else -1]
+        wanted = [write(coin) for coin in unspent(kept)][:: 1 if order == "asc" else -1]
         found, page = list[Any](), 1
         while part := ask(api, f"{path}?count={count}&page={page}&order={order}"):
             assert len(part) <= count
@@ -136,7 +150,7 @@ def test_assets_and_policies(frost: Api) -> None:
     policy, name, _ = some(lambda coin: not coin.spend and coin.output.assets).output.assets[0]
     unit = (policy + name).hex()
     own: Kept = lambda coin: holds(coin, policy, name)  # noqa: E731
-    compare(frost, f"/assets/{unit}/utxos", own)
+    compare(frost, f"/assets/{unit}/utxos", own, write=with_asset)
     owners = dict[str, int]()
     for coin in unspent(own):
         quantity = next(q for p, n, q in coin.output.assets if (p, n) == (policy, name))
@@ -206,10 +220,9 @@ def test_malformed_paths(frost: Api) -> None:
     mainnet = bech32.encode("addr", *bech32.symbols(b"\x61" + bytes(28)))
     for text in ("x", mainnet, "00" * 29, "addr_vkh1x"):
         ask(frost, f"/addresses/{text}/utxos", 400, bad)
-    path = "Invalid path. Please check https://docs.blockfrost.io/"
     for text in ("/nothing", "/addresses", "/txs/a/b/c"):
-        assert ask(frost, text, 400, path)["error"] == "Bad Request"
-    assert frost.ask(f"{ROOT}/blocks/latest", "PUT").json()["message"] == path
+        assert ask(frost, text, 400, BAD_PATH)["error"] == "Bad Request"
+    assert frost.ask(f"{ROOT}/blocks/latest", "PUT").json()["message"] == BAD_PATH
     for text in (f"/txs/{'00' * 32}", "/txs/x", f"/scripts/{'00' * 28}", f"/scripts/datum/{'00' * 32}"):
         ask(frost, text, 404, NOT_FOUND)
     ask(frost, "/blocks/x", 400, "Missing, out of range or malformed hash_or_number.")

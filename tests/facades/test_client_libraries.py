@@ -6,17 +6,16 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from shutil import which
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from chain_model import Coin, datum_of
+from installed import HERE, ROOT, modules, needs_clients, needs_npm, python
 from preview import CODEC, blocks, coins, feed, own_listener, served
 from questions import Api, short_folder
 from stand_in import Node, ada, node
@@ -24,122 +23,115 @@ from stand_in import Node, ada, node
 from feeds.cardano.eras import PREVIEW
 from feeds.cardano.transaction import read_transaction
 from formats import bech32
-from handlers.events import BlockApplied, GenesisOutputs, Output, Tx
+from handlers.events import BlockApplied, Output, Tx
 from storage.indexes import payment_credential, stake_credential
 
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).parent / "clients"
-FOLDER = os.environ.get("CLIENTS_FOLDER")
-FIRST_SLOT = 2_000_000
-
-pytestmark = pytest.mark.skipif(not FOLDER, reason="CLIENTS_FOLDER says where client libraries are installed")
-
-
-@pytest.fixture(scope="module")
-def python() -> Path:
-    """Return the interpreter of the environment with the clients, made if its requirements have changed."""
-    wanted, folder = ROOT / "requirements" / "clients.txt", Path(str(FOLDER)).expanduser() / "python"
-    stamp, found = folder / "installed.txt", folder / "bin" / "python"
-    if not stamp.exists() or stamp.read_text() != wanted.read_text():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([found, "-m", "pip", "install", "-q", "-r", wanted], check=True)
-        stamp.write_text(wanted.read_text())
-    return found
+pytestmark = needs_clients
 
 
 class Chain:
-    """A chain that grows by what the node has taken."""
+    """The run, and blocks after it with what the node has accepted."""
 
     def __init__(self, api: Api, upstream: Node) -> None:
-        self.api, self.upstream = api, upstream
-        self.blocks: list[BlockApplied] = []
+        self.api, self.upstream, self.tip = api, upstream, blocks()[-1]
 
     def grow(self, *txs: Tx) -> None:
-        height = len(self.blocks) + 1
-        slot = FIRST_SLOT + 20 * height
-        before = self.blocks[-1].hash if self.blocks else None
-        block = BlockApplied(
+        height, slot = self.tip.height + 1, (self.tip.slot or 0) + 20
+        self.tip = BlockApplied(
             height=height,
             hash=height.to_bytes(32, "big"),
             slot=slot,
-            prev_hash=before,
+            prev_hash=self.tip.hash,
             time=PREVIEW.time(slot),
             epoch=PREVIEW.epoch(slot),
             era="conway",
             txs=list(txs),
         )
-        feed(self.api, block)
-        self.blocks.append(block)
+        feed(self.api, self.tip)
 
     def mine(self, txid: str) -> None:
         self.grow(read_transaction(self.upstream.taken[txid]))
 
 
+class Urls(NamedTuple):
+    """Where the facades answer."""
+
+    blockfrost: str
+    kupo: str
+    ogmios: str
+
+
 @contextmanager
-def chain() -> Iterator[tuple[Chain, str, str]]:
-    """Yield a chain, and the URLs of Blockfrost's and of Kupo's API."""
-    (port, listen), (own, here) = own_listener(), own_listener()
-    tables = {"kupo": {"listen": listen}, "http": {"listen": here}}
+def chain() -> Iterator[tuple[Chain, Urls]]:
+    """Yield a chain, and the facades that serve it."""
+    (port, listen), (own, here), (front, ogmios) = own_listener(), own_listener(), own_listener()
+    tables = {"kupo": {"listen": listen}, "http": {"listen": here}, "ogmios": {"listen": ogmios}}
     with (
         node() as upstream,
         short_folder() as folder,
-        served(folder, GenesisOutputs(outputs=[]), upstream={"ogmios": upstream.url}, **tables) as api,
+        served(folder, upstream={"ogmios": upstream.url}, **tables) as api,
     ):
         upstream.evaluated = []
-        yield Chain(api, upstream), f"http://127.0.0.1:{own}/blockfrost/preview/api", f"http://127.0.0.1:{port}"
+        host = "http://127.0.0.1"
+        yield Chain(api, upstream), Urls(f"{host}:{own}/blockfrost/preview/api", f"{host}:{port}", f"{host}:{front}")
+
+
+def converse(made: Chain, blockfrost: str, command: list[Any], cwd: Path | None = None) -> list[str]:
+    """Run a wallet: give its addresses funds, put what it submits in blocks. Return the words that it said."""
+    pipe, words, funded = subprocess.PIPE, list[str](), 0
+    environ = os.environ | {"PYTHONWARNINGS": "ignore"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ, cwd=cwd) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for line in process.stdout:
+            word, _, rest = line.strip().partition(" ")
+            if word not in ("address", "submitted", "done"):
+                continue  # libraries print warnings
+            words.append(word)
+            if word == "address":
+                funded += 1
+                made.grow(Tx(funded.to_bytes(32, "big"), [], [Output(CODEC.read(rest), 50_000_000) for _ in range(4)]))
+            elif word == "submitted":
+                assert httpx.get(f"{blockfrost}/v0/mempool").json() == [{"tx_hash": rest}]
+                made.mine(rest)
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert process.wait(30) == 0
+    return words
 
 
 @pytest.mark.parametrize("kupo", [False, True], ids=["blockfrost", "kupo"])
-def test_pycardano(python: Path, kupo: bool) -> None:
-    with chain() as (made, blockfrost, kupo_url):
-        command = [str(python), str(HERE / "pycardano_session.py"), blockfrost, *([kupo_url] if kupo else [])]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={"PYTHONWARNINGS": "ignore"}) as process:
-            assert process.stdin is not None and process.stdout is not None
-            words = list[str]()
-            for line in process.stdout:
-                word, _, rest = line.strip().partition(" ")
-                words.append(word)
-                if word == "address":
-                    funds = [Output(CODEC.read(rest), 50_000_000) for _ in range(4)]
-                    made.grow(Tx(b"\x07" * 32, [], funds))
-                elif word == "submitted":
-                    assert httpx.get(f"{blockfrost}/v0/mempool").json() == [{"tx_hash": rest}]
-                    made.mine(rest)
-                process.stdin.write("\n")
-                process.stdin.flush()
-            assert process.wait(30) == 0
-        assert words == ["address", *["submitted"] * 4, "done"]
+def test_pycardano(kupo: bool) -> None:
+    with chain() as (made, urls):
+        command = [python(), HERE / "pycardano_session.py", urls.blockfrost, *([urls.kupo] if kupo else [])]
+        assert converse(made, urls.blockfrost, command) == ["address", *["submitted"] * 4, "done"]
         assert len(made.upstream.taken) == 4
+
+
+@needs_npm
+@pytest.mark.parametrize(("library", "providers"), [("lucid", 2), ("mesh", 1), ("blaze", 2)])
+def test_wallets_of_nodejs(library: str, providers: int) -> None:
+    """Each wallet pays, mints, and spends from a script, with each of its providers."""
+    with chain() as (made, urls):
+        given = json.dumps(urls._asdict() | {"blockfrost": f"{urls.blockfrost}/v0"})
+        command = ["node", "--no-warnings", "wallets.mjs", library, given]
+        words = converse(made, urls.blockfrost, command, modules())
+        assert words == [*["address", *["submitted"] * 4] * providers, "done"]
+        assert len(made.upstream.taken) == 4 * providers
 
 
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "clients.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_the_examples_of_the_documentation(python: Path, example: str) -> None:
-    with chain() as (made, blockfrost, _):
+def test_the_examples_of_the_documentation(example: str) -> None:
+    with chain() as (made, urls):
         made.grow()
-        source = example.replace("http://127.0.0.1:8410", blockfrost.partition("/blockfrost")[0])
+        source = example.replace("http://127.0.0.1:8410", urls.blockfrost.partition("/blockfrost")[0])
         done = subprocess.run(
-            [python, "-W", "ignore", "-c", source], capture_output=True, text=True, timeout=60, check=False
+            [python(), "-W", "ignore", "-c", source], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(str(made.blocks[-1].slot)), done.stdout
-
-
-@pytest.fixture(scope="module")
-def modules() -> Path:
-    """Return the folder of Node.js' clients, made if what is wanted has changed."""
-    folder, lock = Path(str(FOLDER)).expanduser() / "node", HERE / "package-lock.json"
-    stamp = folder / "installed.json"
-    if not stamp.exists() or stamp.read_text() != lock.read_text():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            (folder / name).write_text((HERE / name).read_text())
-        subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=folder, check=True)
-        stamp.write_text(lock.read_text())
-    return folder
+        assert done.stdout.startswith(str(made.tip.slot)), done.stdout
 
 
 def places(kept: Callable[[Coin], object]) -> list[list[Any]]:
@@ -150,8 +142,8 @@ def holds(coin: Coin, unit: str) -> bool:
     return any((policy + name).hex() == unit for policy, name, _ in coin.output.assets)
 
 
-@pytest.mark.skipif(which("npm") is None, reason="needs npm")
-def test_clients_of_nodejs(modules: Path) -> None:
+@needs_npm
+def test_clients_of_nodejs() -> None:
     live = [coin for coin in coins().values() if not coin.spend and coin.output.assets and not coin.output.script_ref]
     wanted = next(coin for coin in live if stake_credential(coin.output.address) and coin.output.address[0] == 0)
     address = wanted.output.address
@@ -184,10 +176,9 @@ def test_clients_of_nodejs(modules: Path) -> None:
             "datum_hash": digest.hex(),
             "stake": stake,
         }
-        (modules / "queries.mjs").write_text((HERE / "queries.mjs").read_text())
         command = ["node", "--no-warnings", "queries.mjs"]
         done = subprocess.run(
-            command, cwd=modules, input=json.dumps(requests), capture_output=True, text=True, timeout=120, check=False
+            command, cwd=modules(), input=json.dumps(requests), capture_output=True, text=True, timeout=120, check=False
         )
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -19,7 +19,7 @@ from daemon.http.blockfrost.network import Chain
 from daemon.http.blockfrost.node import FromNode
 from daemon.http.blockfrost.outputs import Outputs
 from daemon.http.blockfrost.pending import Pending, fault_text
-from daemon.http.blockfrost.rendering import Renderer
+from daemon.http.blockfrost.rendering import Renderer, datum_value
 from daemon.http.blockfrost.requests import BAD_ADDRESS, BAD_PATH, Paging, Refused, hex_of, not_found, paging
 from daemon.http.facade import Cors, Mounted, Site, body_of, send_all, shows_token
 from daemon.http.reply import tip_headers
@@ -74,6 +74,7 @@ class Blockfrost:
             {
                 "/epochs/latest/parameters": node.parameters,
                 "/accounts/*": node.account,
+                "/network": node.network,
                 "/network/eras": node.eras,
             }
         )
@@ -100,7 +101,7 @@ class Blockfrost:
             return scripts.script_cbor(await script(query))
 
         async def datum(query: Query) -> Content:
-            return scripts.datum_value(await scripts.datum(query.shot, turns, query.args[0]))
+            return {"json_value": datum_value(await scripts.datum(query.shot, turns, query.args[0]))}
 
         async def datum_cbor(query: Query) -> Content:
             return {"cbor": (await scripts.datum(query.shot, turns, query.args[0])).hex()}
@@ -129,7 +130,6 @@ class Blockfrost:
             "/scripts/*/json": script_json,
             "/scripts/*/cbor": script_cbor,
             "/scripts/*/utxos": self._script_utxos,
-            "/txs/*": lambda query: blocks.transaction(query.shot, blocks.find(query.shot, query.args[0])),
             "/txs/*/utxos": lambda query: blocks.transaction_utxos(
                 query.shot, renderer, blocks.find(query.shot, query.args[0])
             ),
@@ -146,7 +146,11 @@ class Blockfrost:
         """Return the paths whose answers change while the tip stays."""
         pending = self._pending
         return {
+            "/txs/*": lambda query: blocks.transaction(
+                query.shot, blocks.find(query.shot, query.args[0]), pending.known(query.shot, query.args[0])
+            ),
             "/txs/*/cbor": lambda query: pending.cbor(query.shot, query.args[0]),
+            "/txs/*/metadata/cbor": lambda query: pending.metadata(query.shot, query.args[0]),
             "/mempool": lambda query: pending.mempool(query.shot, query.paging),
             "/mempool/addresses/*": self._mempool_address,
             "/mempool/*": lambda query: pending.mempool_transaction(query.shot, query.args[0]),
@@ -221,11 +225,11 @@ class Blockfrost:
     async def _asset_utxos(self, query: Query) -> Content:
         policy, name = self._outputs.asset(query.args[0])
         where = self._outputs.holding(query.shot, policy, name)
-        return await self._outputs.page(query.shot, where, query.paging, query.args[0])
+        return await self._outputs.page(query.shot, where, query.paging, query.args[0], form="asset")
 
     async def _script_utxos(self, query: Query) -> Content:
         where = query.shot.listed("script", hex_of(query.args[0], 28))
-        return await self._outputs.page(query.shot, where, query.paging, tx_index=False)
+        return await self._outputs.page(query.shot, where, query.paging, form="script")
 
     async def _mempool_address(self, query: Query) -> Content:
         _, address = self._outputs.owner(query.shot, query.args[0])

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from daemon.http.blockfrost.details import Parsed, counts
 from daemon.http.blockfrost.network import Chain
-from daemon.http.blockfrost.rendering import NOT_COUNTED, Renderer, summed
+from daemon.http.blockfrost.rendering import Renderer, summed
 from daemon.http.blockfrost.requests import Paging, Refused, hex_of, not_found
 from formats import bech32
 from handlers.blocks import facts, last_upto
@@ -151,11 +152,13 @@ def _outputs(shot: Snapshot, tx: TxFound) -> list[Entry]:
     return [entry for index in there if (entry := shot.find_entry(tx.txid, index)) is not None]
 
 
-def transaction(shot: Snapshot, tx: TxFound) -> dict[str, Any]:
-    """Return a transaction: fields are null that need its bytes, or are no longer kept."""
+def transaction(shot: Snapshot, tx: TxFound, known: Parsed | None) -> dict[str, Any]:
+    """Return a transaction, `known` from its bytes: fields are null that need them, or are no longer kept."""
     row, outputs = shot.block(tx.block), _outputs(shot, tx)
     inputs = _inputs(shot, tx)
     whole = tx.block > shot.state.floor
+    every = whole and known is not None and len(inputs) == len(known.tx.inputs)
+    spent = sum(entry.body.value for entry in inputs) if every else None
     return {
         "hash": tx.txid.hex(),
         "block": row.hash.hex(),
@@ -165,14 +168,11 @@ def transaction(shot: Snapshot, tx: TxFound) -> dict[str, Any]:
         "index": Places().of(shot, tx.block, tx.number),
         "output_amount": summed([entry.body for entry in outputs]) if whole else None,
         "fees": None if tx.fee is None else str(tx.fee),
-        "deposit": None,
         "size": tx.size,
-        "invalid_before": None,
-        "invalid_hereafter": None,
         "utxo_count": len(inputs) + len(outputs) if whole else None,
-        **NOT_COUNTED,
+        **counts(known, spent),
         "valid_contract": not tx.flags & TxFlag.INVALID,
-        "treasury_donation": None,
+        "treasury_donation": None if known is None else str(known.details.donation),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daemon.http.blockfrost.network import Chain, parameters
+from daemon.http.blockfrost.network import Chain, parameters, seconds
 from daemon.http.blockfrost.outputs import Outputs
 from daemon.http.blockfrost.requests import not_found
 from daemon.http.facade import Site
@@ -28,6 +28,25 @@ class FromNode:
         epoch = self._chain.network.epoch(tip.slot)
         return parameters(await self._upstream.protocol_parameters(epoch), epoch)
 
+    async def network(self, _: list[str]) -> dict[str, Any]:
+        """Return the supply of the network, as far as the node reports it; 404 without a node."""
+        genesis = self._chain.genesis
+        if not self._upstream.is_set or genesis is None:
+            raise not_found()
+        pots = await self._upstream.call("queryLedgerState/treasuryAndReserves")
+        reserves, most = pots["reserves"]["ada"]["lovelace"], genesis["max_lovelace_supply"]
+        return {
+            "supply": {
+                "max": most,
+                "total": str(int(most) - reserves),
+                "circulating": None,
+                "locked": None,
+                "treasury": str(pots["treasury"]["ada"]["lovelace"]),
+                "reserves": str(reserves),
+            },
+            "stake": {"live": None, "active": None},
+        }
+
     async def eras(self, _: list[str]) -> list[dict[str, Any]]:
         """Return the eras of the chain; 404 without a node."""
         if not self._upstream.is_set:
@@ -38,7 +57,7 @@ class FromNode:
                 "end": _bound(era["end"]) if era.get("end") else None,
                 "parameters": {
                     "epoch_length": era["parameters"]["epochLength"],
-                    "slot_length": era["parameters"]["slotLength"]["milliseconds"] / 1000,
+                    "slot_length": seconds(era["parameters"]["slotLength"]["milliseconds"] / 1000),
                     "safe_zone": era["parameters"]["safeZone"] or 0,
                 },
             }
@@ -70,6 +89,7 @@ class FromNode:
         return {
             "stake_address": text,
             "active": bool(pool),
+            "registered": True,
             "active_epoch": None,
             "controlled_amount": str(total.value + rewards),
             "rewards_sum": None,

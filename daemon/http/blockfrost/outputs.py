@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from daemon.http.blockfrost.rendering import Renderer, amounts
+from daemon.http.blockfrost.rendering import Form, Renderer, amounts
 from daemon.http.blockfrost.requests import BAD_ADDRESS, Paging, Refused, hex_of, not_found
 from daemon.http.facade import Site
 from formats import bech32
@@ -83,7 +83,7 @@ class Outputs:
     # --- lists ---------------------------------------------------------------------------------------------------
 
     async def page(
-        self, shot: Snapshot, where: Listed, paging: Paging, unit: str | None = None, *, tx_index: bool = True
+        self, shot: Snapshot, where: Listed, paging: Paging, unit: str | None = None, *, form: Form = ""
     ) -> bytes:
         """Return a page of unspent outputs.
 
@@ -98,12 +98,12 @@ class Outputs:
         places = walk.next(paging.count)
         if not places and not await self.seen(shot, where):
             raise not_found()
-        key = b"".join(places) + bytes((tx_index,))
+        key = b"".join(places) + form.encode()
         if shot.boundary.written is not self._branch:
             self._branch, self._written = shot.boundary.written, Written(_CACHE_BYTES)
         written = self._written.find(key) if shot.owners.nothing_reassigned else None
         if written is None:
-            texts = [self._renderer.utxo(entry, tx_index=tx_index) for entry in shot.entries(places)]
+            texts = [self._renderer.utxo(entry, form) for entry in shot.entries(places)]
             written = f"[{','.join(texts)}]".encode()
             self._written.keep(key, written)
         return written

@@ -7,13 +7,14 @@ from uuid import uuid4
 
 import msgspec
 
-from daemon.http.blockfrost.rendering import NOT_COUNTED, Renderer, amounts, summed
+from daemon.http.blockfrost.details import Parsed, counts, metadata, parsed, redeemers
+from daemon.http.blockfrost.rendering import Renderer, amounts, summed
 from daemon.http.blockfrost.requests import BAD_PATH, Paging, Refused, hex_of, not_found
 from daemon.http.facade import Site
 from daemon.http.upstream import Fault, Upstream
 from feeds.cardano.errors import BlockError
 from feeds.cardano.transaction import read_transaction
-from handlers.events import Output, Tx
+from handlers.events import OutPoint, Output
 from handlers.query import Snapshot
 from handlers.rendering import data_hash, script_hash
 from handlers.transactions import Held
@@ -60,20 +61,23 @@ class Pending:
         """Return the transactions that wait and pay to an address, or spend from it, of the oldest 2,000."""
         found = list[str]()
         for txid in await self._waiting(shot, 0, _EXAMINED):
-            held = self._held(shot, txid)
-            made = None if held is None else self._read(shot, held)
-            if made is not None and (
-                any(output.address == address for output in made.outputs)
-                or any(self._spent_from(shot, *outpoint) == address for outpoint in made.inputs)
+            known = self._known(shot, txid)
+            if known is not None and (
+                any(output.address == address for output in known.tx.outputs)
+                or any((body := self._spent(shot, each)) and body.address == address for each in known.tx.inputs)
             ):
                 found.append(txid.hex())
             await self._turns.next()
             shot.check_age()
         return [{"tx_hash": txid} for txid in paging.of(found)]
 
-    def _spent_from(self, shot: Snapshot, txid: bytes, index: int) -> bytes | None:
-        entry = shot.find_entry(txid, index)
-        return None if entry is None else entry.body.address
+    def _spent(self, shot: Snapshot, outpoint: OutPoint) -> Body | None:
+        """Return an output of the chain, or of another transaction that waits."""
+        if (entry := shot.find_entry(*outpoint)) is not None:
+            return entry.body
+        known = self._known(shot, outpoint[0])
+        outputs = [] if known is None else known.tx.outputs
+        return _body(outputs[outpoint[1]]) if outpoint[1] < len(outputs) else None
 
     def _held(self, shot: Snapshot, txid: bytes) -> Held | None:
         return None if self._transactions is None else self._transactions.view(shot.txn).get(txid)
@@ -87,12 +91,13 @@ class Pending:
                 raise Refused(503, f"The bytes cannot be read now: {error}") from error
         return TxQuery(self._transactions.view(shot.txn)).raw(held)
 
-    def _read(self, shot: Snapshot, held: Held) -> Tx | None:
-        raw = self._raw(shot, held)
-        try:
-            return None if raw is None else read_transaction(raw)
-        except BlockError:
-            return None
+    def known(self, shot: Snapshot, text: str) -> Parsed | None:
+        """Return what the bytes of a transaction contain, if they are kept."""
+        return self._known(shot, hex_of(text, 32))
+
+    def _known(self, shot: Snapshot, txid: bytes) -> Parsed | None:
+        held = self._held(shot, txid)
+        return None if held is None else parsed(self._raw(shot, held))
 
     def mempool_transaction(self, shot: Snapshot, text: str) -> dict[str, Any]:
         """Return a transaction that waits; fields that need its bytes are null where these were not given."""
@@ -100,27 +105,30 @@ class Pending:
         held = self._held(shot, txid)
         if held is None or held.record.unmined_since is None:
             raise not_found()
-        made = self._read(shot, held)
-        outputs = [] if made is None else made.outputs
+        known = parsed(self._raw(shot, held))
+        tx = None if known is None else known.tx
+        outputs = [] if tx is None else tx.outputs
         bodies = [_body(output) for output in outputs]
-        inputs = [] if made is None else made.inputs
+        inputs = [] if tx is None else tx.inputs
+        spent = [body.value for outpoint in inputs if (body := self._spent(shot, outpoint)) is not None]
         return {
             "tx": {
                 "hash": txid.hex(),
-                "output_amount": None if made is None else summed(bodies),
+                "output_amount": None if tx is None else summed(bodies),
                 "fees": None if held.record.fee is None else str(held.record.fee),
-                "deposit": None,
                 "size": held.record.size,
-                "invalid_before": None,
-                "invalid_hereafter": None,
-                "utxo_count": None if made is None else len(inputs) + len(outputs),
-                **NOT_COUNTED,
-                "valid_contract": True if made is None else made.valid,
+                "utxo_count": None if tx is None else len(inputs) + len(outputs),
+                **counts(known, sum(spent) if len(spent) == len(inputs) else None),
+                "valid_contract": True if tx is None else tx.valid,
             },
             "inputs": [
-                {"address": self._address(shot, *outpoint), "tx_hash": outpoint[0].hex(), "output_index": outpoint[1]}
-                | {"collateral": False, "reference": False}
-                for outpoint in inputs
+                self._input(shot, outpoint, kind)
+                for kind, outpoints in (
+                    ("", inputs),
+                    ("collateral", [] if tx is None else tx.collateral),
+                    ("reference", [] if tx is None else tx.references),
+                )
+                for outpoint in outpoints
             ],
             "outputs": [
                 {
@@ -134,22 +142,33 @@ class Pending:
                 }
                 for index, (output, body) in enumerate(zip(outputs, bodies, strict=True))
             ],
-            "redeemers": [],
+            "redeemers": redeemers(known),
         }
 
-    def _address(self, shot: Snapshot, txid: bytes, index: int) -> str | None:
-        raw = self._spent_from(shot, txid, index)
-        return None if raw is None else self._renderer.address(raw)
+    def _input(self, shot: Snapshot, outpoint: OutPoint, kind: str) -> dict[str, Any]:
+        body = self._spent(shot, outpoint)
+        address = {} if body is None else {"address": self._renderer.address(body.address)}
+        place = {"tx_hash": outpoint[0].hex(), "output_index": outpoint[1]}
+        return {**address, **place, "collateral": kind == "collateral", "reference": kind == "reference"}
 
     def cbor(self, shot: Snapshot, text: str) -> dict[str, str]:
         """Return the bytes of a transaction in a block, if it was submitted through us and its record is kept.
 
         Clients request this repeatedly until the transaction is in a block.
         """
+        return {"cbor": self._mined(shot, text).hex()}
+
+    def metadata(self, shot: Snapshot, text: str) -> list[dict[str, str]]:
+        """Return the metadata of a transaction in a block, if its bytes are kept. Clients wait with this, too."""
+        if (known := parsed(self._mined(shot, text))) is None:
+            raise not_found()
+        return metadata(known)
+
+    def _mined(self, shot: Snapshot, text: str) -> bytes:
         held = self._held(shot, hex_of(text, 32))
         if held is None or not held.record.mined or (raw := self._raw(shot, held)) is None:
             raise not_found()
-        return {"cbor": raw.hex()}
+        return raw
 
     # --- to the node ---------------------------------------------------------------------------------------------
 

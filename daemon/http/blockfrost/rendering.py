@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
+
+from formats.cbor import CborError
+from formats.plutus import datum_json
 from handlers.addresses import Codec
 from handlers.records import Entry
 from handlers.rendering import data_hash, script_hash
@@ -13,6 +17,8 @@ from storage.rows import Body
 _ADDRESSES = 8192  # whose text is kept
 _SHORT = 128  # bytes; there is no space for the few addresses that are longer
 _Assets = list[tuple[bytes, bytes, int]]
+_encode = msgspec.json.Encoder().encode
+Form = Literal["", "script", "asset"]  # of an output: in most lists, among those with a script, with an asset
 
 
 class Renderer:
@@ -25,16 +31,20 @@ class Renderer:
         """Return an address as text."""
         return self._text(raw) if len(raw) <= _SHORT else self._long(raw)
 
-    def utxo(self, entry: Entry, *, tx_index: bool = True) -> str:
-        """Return an unspent output as JSON.
+    def utxo(self, entry: Entry, form: Form = "") -> str:
+        """Return an unspent output as JSON, in the form of one of the lists.
 
         NOTE: the hot path of pages.
         """
-        body, index = entry.body, entry.index
-        old = f'"tx_index":{index},' if tx_index else ""
+        body, index, block = entry.body, entry.index, entry.block
+        old, more = f'"tx_index":{index},' if form == "" else "", ""
+        if form == "asset":
+            datum = "null" if body.inline_datum is None else _encode(datum_value(body.inline_datum)).decode()
+            time = "null" if block.time is None else block.time
+            more = f',"block_height":{block.height},"block_time":{time},"inline_datum_json":{datum}'
         return (
             f'{{"address":"{self.address(body.address)}","tx_hash":"{entry.txid.hex()}",{old}"output_index":{index},'
-            f'"amount":{amount_json(body)},"block":"{entry.block.hash.hex()}",{_script_json(body)}}}'
+            f'"amount":{amount_json(body)},"block":"{block.hash.hex()}",{_script_json(body)}{more}}}'
         )
 
     def plain(self, entry: Entry) -> dict[str, Any]:
@@ -48,15 +58,6 @@ class Renderer:
             "inline_datum": _hex(body.inline_datum),
             "reference_script_hash": _hex(script_hash(body)),
         }
-
-
-# What only the bytes of a transaction contain.
-NOT_COUNTED: dict[str, None] = dict.fromkeys(
-    (
-        *("withdrawal_count", "mir_cert_count", "delegation_count", "stake_cert_count", "pool_update_count"),
-        *("pool_retire_count", "asset_mint_or_burn_count", "redeemer_count"),
-    )
-)
 
 
 def amounts(value: int, assets: _Assets) -> list[dict[str, str]]:
@@ -91,6 +92,14 @@ def _script_json(body: Body) -> str:
         f'"data_hash":{_quoted(data_hash(body))},"inline_datum":{_quoted(body.inline_datum)},'
         f'"reference_script_hash":{_quoted(script_hash(body))}'
     )
+
+
+def datum_value(raw: bytes) -> Any:
+    """Return a datum as a value; nothing where it is nested too deeply to be written so."""
+    try:
+        return datum_json(raw)
+    except CborError:
+        return None
 
 
 def _quoted(raw: bytes | None) -> str:

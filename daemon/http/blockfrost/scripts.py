@@ -6,8 +6,7 @@ from typing import Any
 
 from daemon.http.blockfrost.requests import hex_of, not_found
 from daemon.turns import Turns
-from formats.cbor import CborError
-from formats.plutus import datum_json, native_json
+from formats.plutus import native_json
 from handlers.datums import search_datum
 from handlers.query import Snapshot
 from handlers.scripts import Script, search_script
@@ -60,11 +59,3 @@ async def datum(shot: Snapshot, turns: Turns, text: str) -> bytes:
         await turns.next()
         shot.check_age()
     raise not_found()
-
-
-def datum_value(raw: bytes) -> dict[str, Any]:
-    """Return a datum as JSON; null where it is nested too deeply to be written so."""
-    try:
-        return {"json_value": datum_json(raw)}
-    except CborError:
-        return {"json_value": None}
