@@ -21,7 +21,7 @@ from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, Output
 
 RUN = "cardano/preview-babbage-52558"
 CODEC = codec("cardano", "preview")
-INDEXES = ("address_hash", "payment_credential", "stake_credential", "policy", "asset", "datum", "script")
+INDEXES = ("address_hash", "payment_credential", "stake_credential", "policy", "asset", "datum", "script", "history")
 
 
 @cache

@@ -6,25 +6,21 @@ import json
 import os
 import re
 import subprocess
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from chain_model import Coin, datum_of
 from installed import HERE, ROOT, modules, needs_clients, needs_npm, python
-from preview import CODEC, blocks, coins, feed, own_listener, served
-from questions import Api, short_folder
-from stand_in import Node, ada, node
+from preview import CODEC, blocks, feed, own_listener, served
+from questions import Api, Web, short_folder
+from stand_in import Node, node
 
 from feeds.cardano.eras import PREVIEW
 from feeds.cardano.transaction import read_transaction
-from formats import bech32
 from handlers.events import BlockApplied, Output, Tx
-from storage.indexes import payment_credential, stake_credential
 
 pytestmark = needs_clients
 
@@ -72,6 +68,8 @@ def chain() -> Iterator[tuple[Chain, Urls]]:
         served(folder, upstream={"ogmios": upstream.url}, **tables) as api,
     ):
         upstream.evaluated = []
+        with Web(own) as web:
+            web.get("/health/live")
         host = "http://127.0.0.1"
         yield Chain(api, upstream), Urls(f"{host}:{own}/blockfrost/preview/api", f"{host}:{port}", f"{host}:{front}")
 
@@ -132,73 +130,3 @@ def test_the_examples_of_the_documentation(example: str) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(str(made.tip.slot)), done.stdout
-
-
-def places(kept: Callable[[Coin], object]) -> list[list[Any]]:
-    return sorted([coin.txid.hex(), coin.number] for coin in coins().values() if not coin.spend and kept(coin))
-
-
-def holds(coin: Coin, unit: str) -> bool:
-    return any((policy + name).hex() == unit for policy, name, _ in coin.output.assets)
-
-
-@needs_npm
-def test_clients_of_nodejs() -> None:
-    live = [coin for coin in coins().values() if not coin.spend and coin.output.assets and not coin.output.script_ref]
-    wanted = next(coin for coin in live if stake_credential(coin.output.address) and coin.output.address[0] == 0)
-    address = wanted.output.address
-    units = Counter((p + n).hex() for coin in coins().values() if not coin.spend for p, n, _ in coin.output.assets)
-    unit = (wanted.output.assets[0][0] + wanted.output.assets[0][1]).hex()
-    only = next(each for each, count in units.items() if count == 1 and len(each) > 56)
-    datum = next(coin for coin in coins().values() if coin.output.inline_datum is not None)
-    digest = datum_of(datum)
-    assert digest is not None and datum.output.inline_datum is not None
-    stake = bech32.encode("stake_test", *bech32.symbols(b"\xe0" + address[29:57]))
-    (port, here), (front, ogmios) = own_listener(), own_listener()
-    tables = {"http": {"listen": here}, "ogmios": {"listen": ogmios}}
-    with (
-        node() as upstream,
-        short_folder() as folder,
-        served(folder, upstream={"ogmios": upstream.url}, **tables),
-    ):
-        account = {"delegate": {"id": "pool1x"}, "rewards": ada(7), "deposit": ada(2_000_000)}
-        upstream.accounts = {address[29:57].hex(): account}
-        base = f"http://127.0.0.1:{port}"
-        requests = {
-            "kupo": f"{base}/kupo",
-            "ogmios": f"http://127.0.0.1:{front}",
-            "blockfrost": f"{base}/blockfrost/preview/api/v0",
-            "address": CODEC.write(address),
-            "credential": address[1:29].hex(),
-            "unit": unit,
-            "only": only,
-            "reference": {"txHash": wanted.txid.hex(), "outputIndex": wanted.number},
-            "datum_hash": digest.hex(),
-            "stake": stake,
-        }
-        command = ["node", "--no-warnings", "queries.mjs"]
-        done = subprocess.run(
-            command, cwd=modules(), input=json.dumps(requests), capture_output=True, text=True, timeout=120, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert not [answer for answer in answers if "result" not in answer], done.stdout
-    own: Callable[[Coin], object] = lambda coin: coin.output.address == address  # noqa: E731
-    expected = {
-        "parameters": 44,
-        "address": places(own),
-        "credential": places(lambda coin: payment_credential(coin.output.address) == address[1:29]),
-        "unit": places(lambda coin: own(coin) and holds(coin, unit)),
-        "one": places(lambda coin: holds(coin, only)),
-        "references": [[wanted.txid.hex(), wanted.number]],
-        "datum": datum.output.inline_datum.hex(),
-        "delegation": {"poolId": "pool1x", "rewards": "7"},
-        "block": blocks()[-1].hash.hex(),
-        "genesis": 2,
-        "holders": len({coin.output.address for coin in coins().values() if not coin.spend and holds(coin, unit)}),
-        "transaction": sum(coin.txid == wanted.txid for coin in coins().values()),
-    }
-    for answer in answers:
-        result = sorted(answer["result"]) if isinstance(answer["result"], list) else answer["result"]
-        assert result == expected[answer["call"]], answer
-    assert len(answers) == 27

@@ -1,9 +1,9 @@
-// Every question of the providers of Lucid Evolution, Blaze and blockfrost-js: a line of JSON for each answer.
+// The queries of the providers of Lucid Evolution, Blaze and Mesh: a line of JSON for each answer.
 import { readFileSync } from "node:fs";
-import { Address, AssetId, NetworkId } from "@blaze-cardano/core";
-import { Blockfrost as BlazeBlockfrost } from "@blaze-cardano/query";
-import { BlockFrostAPI } from "@blockfrost/blockfrost-js";
-import { Blockfrost, Kupmios } from "@lucid-evolution/provider";
+import { Unwrapped } from "@blaze-cardano/ogmios";
+import { Blockfrost as BlazeBlockfrost, Kupmios as BlazeKupmios, Core } from "@blaze-cardano/sdk";
+import { Blockfrost, Kupmios } from "@lucid-evolution/lucid";
+import { BlockfrostProvider } from "@meshsdk/core";
 
 const asked = JSON.parse(readFileSync(0, "utf8"));
 const plain = (_, value) => (typeof value === "bigint" ? value.toString() : value instanceof Map ? [...value] : value);
@@ -29,24 +29,45 @@ async function lucid(name, provider) {
   await ask(name, "delegation", async () => provider.getDelegation(asked.stake));
 }
 
+async function blaze(name, provider) {
+  const address = Core.Address.fromBech32(asked.address);
+  const input = new Core.TransactionInput(Core.TransactionId(asked.reference.txHash), BigInt(asked.reference.outputIndex));
+  const places = (utxos) => utxos.map((utxo) => [utxo.input().transactionId(), Number(utxo.input().index())]);
+  await ask(name, "parameters", async () => (await provider.getParameters()).minFeeCoefficient);
+  await ask(name, "address", async () => places(await provider.getUnspentOutputs(address)));
+  await ask(name, "unit", async () => places(await provider.getUnspentOutputsWithAsset(address, Core.AssetId(asked.unit))));
+  await ask(name, "one", async () => places([await provider.getUnspentOutputByNFT(Core.AssetId(asked.only))]));
+  await ask(name, "references", async () => places(await provider.resolveUnspentOutputs([input])));
+}
+
+async function mesh(name, provider) {
+  const places = (utxos) => utxos.map((utxo) => [utxo.input.txHash, utxo.input.outputIndex]);
+  const { txHash, outputIndex } = asked.reference;
+  await ask(name, "parameters", async () => (await provider.fetchProtocolParameters()).minFeeA);
+  await ask(name, "address", async () => places(await provider.fetchAddressUTxOs(asked.address)));
+  await ask(name, "unit", async () => places(await provider.fetchAddressUTxOs(asked.address, asked.unit)));
+  await ask(name, "references", async () => places(await provider.fetchUTxOs(txHash, outputIndex)));
+  await ask(name, "delegation", async () => {
+    const account = await provider.fetchAccountInfo(asked.stake);
+    return { poolId: account.poolId, rewards: account.rewards };
+  });
+  await ask(name, "holders", async () => (await provider.fetchAssetAddresses(asked.unit)).length);
+  await ask(name, "collection", async () => (await provider.fetchCollectionAssets(asked.unit.slice(0, 56))).assets.length);
+  await ask(name, "block", async () => (await provider.fetchBlockInfo(asked.block)).hash);
+  await ask(name, "latest", async () => (await provider.fetchLatestBlock()).hash);
+  await ask(name, "transaction", async () => {
+    const info = await provider.fetchTxInfo(txHash);
+    return [info.hash, info.outputs.length];
+  });
+  await ask(name, "transactions", async () => (await provider.fetchAddressTxs(asked.address, { maxPage: 1, order: "asc" }))[0].hash);
+  await ask(name, "costs", async () => (await provider.fetchCostModels()).length);
+}
+
 await lucid("lucid-kupmios", new Kupmios(asked.kupo, asked.ogmios));
 await lucid("lucid-blockfrost", new Blockfrost(asked.blockfrost, "any"));
-
-const blaze = new BlazeBlockfrost({ network: "cardano-preview", projectId: "any" });
-blaze.url = asked.blockfrost;
-const cores = (utxos) => utxos.map((utxo) => [utxo.input().transactionId(), Number(utxo.input().index())]);
-await ask("blaze", "parameters", async () => (await blaze.getParameters()).minFeeCoefficient);
-await ask("blaze", "address", async () => cores(await blaze.getUnspentOutputs(Address.fromBech32(asked.address))));
-await ask("blaze", "unit", async () => cores(await blaze.getUnspentOutputsWithAsset(Address.fromBech32(asked.address), AssetId(asked.unit))));
-await ask("blaze", "one", async () => cores([await blaze.getUnspentOutputByNFT(AssetId(asked.only))]));
-
-const api = new BlockFrostAPI({ projectId: "any", customBackend: asked.blockfrost, network: "preview" });
-const found = (utxos) => utxos.map((utxo) => [utxo.tx_hash, utxo.output_index]);
-await ask("blockfrost-js", "parameters", async () => (await api.epochsLatestParameters()).min_fee_a);
-await ask("blockfrost-js", "address", async () => found(await api.addressesUtxosAll(asked.address)));
-await ask("blockfrost-js", "unit", async () => found(await api.addressesUtxosAssetAll(asked.address, asked.unit)));
-await ask("blockfrost-js", "block", async () => (await api.blocksLatest()).hash);
-await ask("blockfrost-js", "genesis", async () => (await api.genesis()).network_magic);
-await ask("blockfrost-js", "holders", async () => (await api.assetsAddresses(asked.unit)).length);
-await ask("blockfrost-js", "transaction", async () => (await api.txsUtxos(asked.reference.txHash)).outputs.length);
-void NetworkId;
+await blaze("blaze-kupmios", new BlazeKupmios(asked.kupo, await Unwrapped.Ogmios.new(asked.ogmios.replace("http", "ws"))));
+const blockfrost = new BlazeBlockfrost({ network: "cardano-preview", projectId: "any" });
+blockfrost.url = asked.blockfrost;
+await blaze("blaze-blockfrost", blockfrost);
+await mesh("mesh", new BlockfrostProvider(asked.blockfrost));
+process.exit(0);
