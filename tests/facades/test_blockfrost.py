@@ -298,6 +298,9 @@ def test_transactions(frost: Api) -> None:
             assert found["utxo_count"] == len(spent) + len(made)
             assert found["output_amount"][0]["quantity"] == str(sum(coin.output.value for coin in made))
     ask(frost, f"/txs/{blocks()[3].hash.hex()}/cbor", 404, NOT_FOUND)
+    seeded = some(lambda coin: not coin.block.height)
+    genesis = ask(frost, f"/txs/{seeded.txid.hex()}")
+    assert (genesis["block_time"], genesis["fees"], genesis["size"]) == (1666656000, "0", 0)
 
 
 def test_the_network(frost: Api) -> None:

@@ -62,8 +62,8 @@ class Blockfrost:
         self._cors, self._token = Cors(config.http.cors_origins), config.http.token
         self._chain = Chain(config.chain.network, config.blockfrost.genesis)
         self._upstream = Upstream(config.upstream, socket_path(config, os.environ))
-        renderer = Renderer(site.codec)
-        self._renderer, self._outputs = renderer, Outputs(site, renderer)
+        renderer = Renderer(site.codec, self._chain.time)
+        self._renderer, self._outputs = renderer, Outputs(site, self._chain, renderer)
         self._pending = Pending(site, renderer, self._upstream)
         self._boundary: Boundary | None = None
         self._answers: dict[tuple[str, bytes], bytes] = {}
@@ -144,10 +144,10 @@ class Blockfrost:
 
     def _from_records(self) -> dict[str, _FromStore]:
         """Return the paths whose answers change while the tip stays."""
-        pending = self._pending
+        pending, chain = self._pending, self._chain
         return {
             "/txs/*": lambda query: blocks.transaction(
-                query.shot, blocks.find(query.shot, query.args[0]), pending.known(query.shot, query.args[0])
+                query.shot, chain, blocks.find(query.shot, query.args[0]), pending.known(query.shot, query.args[0])
             ),
             "/txs/*/cbor": lambda query: pending.cbor(query.shot, query.args[0]),
             "/txs/*/metadata/cbor": lambda query: pending.metadata(query.shot, query.args[0]),

@@ -66,7 +66,7 @@ def block(shot: Snapshot, chain: Chain, ordinal: int) -> dict[str, Any]:
     issuer, tip = found.issuer, shot.state.tip
     output, fees = _sums(shot, ordinal)
     return {
-        "time": found.time,
+        "time": chain.time(found.time, found.slot),
         "height": found.height,
         "hash": found.hash,
         "slot": found.slot,
@@ -152,8 +152,9 @@ def _outputs(shot: Snapshot, tx: TxFound) -> list[Entry]:
     return [entry for index in there if (entry := shot.find_entry(tx.txid, index)) is not None]
 
 
-def transaction(shot: Snapshot, tx: TxFound, known: Parsed | None) -> dict[str, Any]:
+def transaction(shot: Snapshot, chain: Chain, tx: TxFound, known: Parsed | None) -> dict[str, Any]:
     """Return a transaction, `known` from its bytes: fields are null that need them, or are no longer kept."""
+    genesis = tx.block == 0
     row, outputs = shot.block(tx.block), _outputs(shot, tx)
     inputs = _inputs(shot, tx)
     whole = tx.block > shot.state.floor
@@ -163,12 +164,12 @@ def transaction(shot: Snapshot, tx: TxFound, known: Parsed | None) -> dict[str, 
         "hash": tx.txid.hex(),
         "block": row.hash.hex(),
         "block_height": row.height,
-        "block_time": row.time,
+        "block_time": chain.time(row.time, row.slot),
         "slot": row.slot,
         "index": Places().of(shot, tx.block, tx.number),
         "output_amount": summed([entry.body for entry in outputs]) if whole else None,
-        "fees": None if tx.fee is None else str(tx.fee),
-        "size": tx.size,
+        "fees": "0" if genesis else None if tx.fee is None else str(tx.fee),
+        "size": 0 if genesis else tx.size,
         "utxo_count": len(inputs) + len(outputs) if whole else None,
         **counts(known, spent),
         "valid_contract": not tx.flags & TxFlag.INVALID,

@@ -37,6 +37,10 @@ class Chain:
             return None
         return slot - self.first_slot(self.network.epoch(slot))
 
+    def time(self, reported: int | None, slot: int) -> int | None:
+        """Return the time of a block: what the feeder reported, or else when its slot began."""
+        return reported if reported is not None or self.network is None else self.network.time(slot)
+
     def first_slot(self, epoch: int) -> int:
         """Return the first slot of an epoch."""
         assert self.network is not None

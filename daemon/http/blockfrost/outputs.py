@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from daemon.http.blockfrost.network import Chain
 from daemon.http.blockfrost.rendering import Form, Renderer, amounts
 from daemon.http.blockfrost.requests import BAD_ADDRESS, Paging, Refused, hex_of, not_found
 from daemon.http.facade import Site
@@ -30,8 +31,8 @@ Owner = tuple[Listed, bytes | None]  # where its outputs are listed, and the add
 class Outputs:
     """Answers queries for outputs."""
 
-    def __init__(self, site: Site, renderer: Renderer) -> None:
-        self._codec, self._turns, self._renderer = site.codec, site.turns, renderer
+    def __init__(self, site: Site, chain: Chain, renderer: Renderer) -> None:
+        self._codec, self._turns, self._chain, self._renderer = site.codec, site.turns, chain, renderer
         self._branch: Written | None = None
         self._written = Written(_CACHE_BYTES)
 
@@ -227,7 +228,7 @@ class Outputs:
                 "tx_hash": each.tx_hash,
                 "tx_index": place_of(shot, bytes.fromhex(each.tx_hash)),
                 "block_height": each.block_height,
-                "block_time": each.block_time,
+                "block_time": self._chain.time(each.block_time, each.slot),
             }
             for each in found
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -24,7 +25,8 @@ Form = Literal["", "script", "asset"]  # of an output: in most lists, among thos
 class Renderer:
     """Writes the outputs of one chain."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, time: Callable[[int | None, int], int | None]) -> None:
+        self._time = time
         self._text, self._long = lru_cache(_ADDRESSES)(codec.write), codec.write
 
     def address(self, raw: bytes) -> str:
@@ -40,7 +42,7 @@ class Renderer:
         old, more = f'"tx_index":{index},' if form == "" else "", ""
         if form == "asset":
             datum = "null" if body.inline_datum is None else _encode(datum_value(body.inline_datum)).decode()
-            time = "null" if block.time is None else block.time
+            time = _encode(self._time(block.time, block.slot)).decode()
             more = f',"block_height":{block.height},"block_time":{time},"inline_datum_json":{datum}'
         return (
             f'{{"address":"{self.address(body.address)}","tx_hash":"{entry.txid.hex()}",{old}"output_index":{index},'
