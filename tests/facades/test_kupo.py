@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 import httpx
+import kupo_contract
 import pytest
 from chain_model import Coin, datum_of, match_of, point_of, scripts_of
 from daemons import ROOT
@@ -42,6 +43,8 @@ def ask(api: Api, path: str, status: int = 200, **headers: str) -> Any:
     else:
         assert answer.headers["content-type"] == "application/json;charset=utf-8"
         assert answer.headers["etag"] == blocks()[-1].hash.hex()
+    if status != 404:
+        kupo_contract.check(path, status, content)
     return content
 
 

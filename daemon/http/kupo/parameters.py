@@ -23,8 +23,8 @@ from handlers.query import Order, Snapshot
 
 MOST = 10_000  # matches of a page
 _MOST_SLOT = (1 << 63) - 1
-_FLAGS = frozenset({"unspent", "spent", "resolve_hashes"})
-_VALUES = frozenset(
+FLAGS = frozenset({"unspent", "spent", "resolve_hashes"})
+VALUES = frozenset(
     {
         "order",
         "created_after",
@@ -73,7 +73,7 @@ def parse(query: bytes) -> Parameters:
         Refused: one of them is malformed, or they contradict each other.
     """
     given = _given(query)
-    flags = {name: name in given for name in _FLAGS}
+    flags = {name: name in given for name in FLAGS}
     if flags["unspent"] and flags["spent"]:
         raise Refused(400, "`spent` and `unspent` exclude each other; without either, both kinds are listed")
     order = given.get("order", "most_recent_first") or ""
@@ -118,13 +118,13 @@ def _given(query: bytes) -> dict[str, str | None]:
     for part in query.decode("latin-1").split("&") if query else ():
         raw, equals, value = part.partition("=")
         name = unquote_plus(raw)
-        if name not in _FLAGS and name not in _VALUES:
+        if name not in FLAGS and name not in VALUES:
             continue
         if name in given:
             raise Refused(400, f"`{name}` is given twice")
-        if name in _FLAGS and equals:
+        if name in FLAGS and equals:
             raise Refused(400, f"`{name}` is a flag, and has no value")
-        if name in _VALUES and not equals:
+        if name in VALUES and not equals:
             raise Refused(400, f"`{name}` needs a value")
         given[name] = unquote_plus(value) if equals else None
     return given
