@@ -5,9 +5,9 @@ import sys
 
 from blockfrost import ApiError, BlockFrostApi
 
-asked = json.load(sys.stdin)
-api = BlockFrostApi(project_id="any", base_url=asked["url"])
-for name, args in asked["calls"]:
+given = json.load(sys.stdin)
+api = BlockFrostApi(project_id="any", base_url=given["url"])
+for name, args in given["calls"]:
     try:
         print(json.dumps({"name": name, "answer": getattr(api, name)(*args, return_type="json")}))
     except (ApiError, AttributeError, TypeError) as error:
