@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from chains import LEAVES
 from daemons import Encoding, Message, as_hex, encoded, write_config
-from messages import Line, Listener, follow
+from messages import Listener, ListInbox, follow
 from scenarios import digest
 from stores import ALL_TABLES, OnDisk
 from structlog.testing import capture_logs
@@ -120,7 +120,7 @@ class LocalDaemon:
 
     def carry_out(self, deliveries: Sequence[Delivery]) -> None:
         with capture_logs() as logs:
-            follow(self.chain, Line(list(deliveries)), pruning=True)
+            follow(self.chain, ListInbox(list(deliveries)), pruning=True)
         self._logs += logs
         self.facts += map(plain, self.chain.changes.take())
 

@@ -54,17 +54,17 @@ def take(turns: Turns, *deliveries: Delivery) -> Committed:
     """Apply messages and commit; their senders receive the answers."""
     assert turns.take(list(deliveries), monotonic(), 60) == []
     committed = turns.finish()
-    tell(committed)
+    answer_senders(committed)
     return committed
 
 
-def tell(committed: Committed) -> None:
+def answer_senders(committed: Committed) -> None:
     answers = [answer for answer in committed.answers if isinstance(answer, Answer)]
     assert answers == committed.answers
     send(answers)
 
 
-class Line:
+class ListInbox:
     def __init__(self, *batches: list[Delivery]) -> None:
         self.batches = list(batches)
         self.crowded = False
@@ -79,7 +79,7 @@ class Line:
         return 0
 
 
-def follow(chain: Chain, line: Line, *, pruning: bool = False) -> list[Committed]:
+def follow(chain: Chain, line: ListInbox, *, pruning: bool = False) -> list[Committed]:
     """Let the consumer read the line to its end; return what was published. A failure ends its task group."""
     published: list[Committed] = []
 

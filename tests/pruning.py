@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio import CapacityLimiter, to_thread
 from chains import output, txid
-from messages import Listener, message, tell
+from messages import Listener, answer_senders, message
 from stores import ALL_TABLES, OnDisk, create, open_store, open_transactions, write
 
 from config.settings import Pruner as Settings
@@ -77,7 +77,7 @@ class LocalStore:
         with self.disk.read() as txn:
             return self.store.record(txn, txid(name))
 
-    def spoil(self, key: bytes, value: bytes = b"\xc1") -> None:
+    def corrupt(self, key: bytes, value: bytes = b"\xc1") -> None:
         """Put bytes that nobody can read where a record, a page or a body is."""
         self.disk.write(lambda txn: txn.put(key, value, db=self.transactions.pool.tx))
 
@@ -171,13 +171,13 @@ class Daemon:
         self.local, self.wakeup, self.writer = local, TrackedWakeup(), CapacityLimiter(1)
         self.sender = Listener()
 
-    async def hear(self, *events: Inbound) -> None:
+    async def receive(self, *events: Inbound) -> None:
         turns = self.local.turns
         deliveries = [message(event, self.sender) for event in events]
         assert not await to_thread.run_sync(turns.take, deliveries, monotonic(), 1e18, limiter=self.writer)
         committed = await to_thread.run_sync(turns.finish, limiter=self.writer)
         self.local.published.append(committed)
-        tell(committed)
+        answer_senders(committed)
         self.wakeup.notify()
 
 

@@ -109,7 +109,7 @@ class Connection:
         return bool(data)
 
 
-def asks(where: int | Path, request: bytes, **more: Any) -> Answer:
+def exchange(where: int | Path, request: bytes, **more: Any) -> Answer:
     with Connection(where) as connection:
         connection.send(request)
         return connection.answer(**more)
@@ -126,7 +126,7 @@ class Server(NamedTuple):
 
     def refused(self, reason: str) -> int:
         """Return how often something was refused for a reason, as the metrics say."""
-        text = asks(self.where, get("/metrics")).body.decode()
+        text = exchange(self.where, get("/metrics")).body.decode()
         found = re.search(rf'^utxod_http_refused_total{{reason="{reason}"}} (\S+)$', text, re.MULTILINE)
         assert found, text
         return int(float(found[1]))
@@ -136,7 +136,7 @@ class Server(NamedTuple):
         took = []
         for _ in range(11):
             began = perf_counter()
-            answer = asks(self.where, get("/health/live"))
+            answer = exchange(self.where, get("/health/live"))
             took.append(perf_counter() - began)
             assert answer.status == 200 and b'"live"' in answer.body
         return took

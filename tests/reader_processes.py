@@ -78,7 +78,7 @@ def filled(client: Client, outputs: int = 12_000) -> list[Message]:
     return blocks
 
 
-class Turning:
+class BlockFeed:
     """Feeds one block after the other until something happens."""
 
     def __init__(self, client: Client, tip: Message | None = None) -> None:

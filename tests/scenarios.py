@@ -78,7 +78,7 @@ class LiveSet:
     def tip(self) -> str | None:
         return next((message["hash"] for message in reversed(self._sent) if message["type"] == "BlockApplied"), None)
 
-    def tell(self, messages: Iterable[Message]) -> LiveSet:
+    def apply(self, messages: Iterable[Message]) -> LiveSet:
         for message in map(as_hex, messages):
             match message["type"]:
                 case "BlockApplied" | "GenesisOutputs":
@@ -121,4 +121,4 @@ class LiveSet:
 
 
 def expected(messages: Iterable[Message]) -> list[str]:
-    return LiveSet().tell(messages).lines()
+    return LiveSet().apply(messages).lines()

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemons import ROOT, running
+from daemons import ROOT
 from patience import until
-from questions import short_folder
+from questions import running_api, short_folder
 from scenarios import chain, output, tx
-from test_metrics import get
+from test_metrics import metrics_of
 
 RULES = (ROOT / "docs" / "alerts.yml").read_text()
 ALERTS = re.findall(r"alert: (\w+)", RULES)
@@ -59,13 +59,11 @@ LATER = "utxod_recovery_transactions{", "utxod_recovery_circuit{"  # recovery co
 @pytest.fixture(scope="module")
 def healthy() -> dict[str, str]:
     """Return every series of a daemon that has applied blocks and answered, with its value for two hours."""
-    with short_folder() as folder:
-        http = {"workers": 1, "listen": f"unix:{folder}/http"}
-        with running(folder, http=http) as daemon, daemon.client() as client:
-            client.hello(network_tip={"height": 20})
-            client.feed([*chain(20), {"type": "TxSubmitted", "tx": tx("a", output("ann"))}])
-            assert get(daemon, "/api/v1/status").status == 200
-            text = until(lambda: get(daemon, "/metrics").text, lambda text: all(each in text for each in LATER))
+    with short_folder() as folder, running_api(folder) as api, api.daemon.client() as client:
+        client.hello(network_tip={"height": 20})
+        client.feed([*chain(20), {"type": "TxSubmitted", "tx": tx("a", output("ann"))}])
+        assert api.get("/api/v1/status")
+        text = until(lambda: metrics_of(api.daemon), lambda text: all(each in text for each in LATER))
     found: dict[str, str] = dict(re.findall(r"^(utxod_\w+(?:\{.*\})?) (\S+)$", text, re.MULTILINE))
     found["utxod_daemon_start_time_seconds"] = "0"  # the evaluation's clock begins there
     return found | {"utxod_seconds_since_last_block": "1"}

@@ -27,7 +27,7 @@ from chains import (
     tx,
     txid,
 )
-from messages import Line, Listener, follow, json_line, message, take
+from messages import Listener, ListInbox, follow, json_line, message, take
 
 import storage.history.history
 import storage.history.recent
@@ -266,13 +266,13 @@ def test_a_turn_ends_in_time(tmp_path: Path) -> None:
 
 def test_the_network_height_of_the_sender_decides_how_deep_a_block_is(tmp_path: Path) -> None:
     with open_chain(tmp_path / "1", prune_depth=3, rollback_window=2) as chain:
-        follow(chain, Line([message(BLOCKS[0], Listener(4))]))
+        follow(chain, ListInbox([message(BLOCKS[0], Listener(4))]))
         assert list(dump(chain.store)["undo"]) == [1], "three blocks below is within the windows"
-        follow(chain, Line([message(BLOCKS[1], Listener(6))]))
+        follow(chain, ListInbox([message(BLOCKS[1], Listener(6))]))
         assert (dump(chain.store)["undo"], chain.view.floor) == ({}, BLOCKS[1].point), "four blocks below is not"
     with open_chain(tmp_path / "2", prune_depth=3, rollback_window=2) as chain:  # heights that fall
         for each, height in ((BLOCKS[0], 10), (BLOCKS[1], 3)):
-            follow(chain, Line([message(msgspec.structs.replace(each, height=height), Listener(12))]))
+            follow(chain, ListInbox([message(msgspec.structs.replace(each, height=height), Listener(12))]))
         assert list(dump(chain.store)["undo"]) == [1, 2]
 
 

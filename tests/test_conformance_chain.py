@@ -40,7 +40,7 @@ from chains import (
     wallet,
 )
 from faults import Fault, broken, failing
-from messages import Line, Listener, follow, json_line, message, take
+from messages import Listener, ListInbox, follow, json_line, message, take
 from pruning import Daemon, open_local_store, terms_of
 from pruning import live as run_pruner
 from stores import small_values
@@ -367,7 +367,7 @@ def test_utxo_050_a_block_does_not_wait_for_pruning(tmp_path: Path) -> None:
         while not stores.published:
             await anyio.lowlevel.checkpoint()
         before = len(stores.published)
-        await daemon.hear(new)
+        await daemon.receive(new)
         tips = [committed.view.tip for committed in stores.published]
         assert tips.index(new.point) - before <= 2, "at most a step before each of the block's own two turns"
         await idle()
@@ -432,7 +432,7 @@ def test_utxo_055_a_chain_that_is_ahead_is_caught_up_with_before_pruning(tmp_pat
         feed(chain, blocks[0])
     with open_chain(tmp_path, prune_depth=0, rollback_window=0) as chain:
         assert chain.view.tip == blocks[0].point
-        published = follow(chain, Line([message(each, Listener()) for each in blocks[1:]]), pruning=True)
+        published = follow(chain, ListInbox([message(each, Listener()) for each in blocks[1:]]), pruning=True)
         facts = [type(fact).__name__ for committed in published for fact in committed.facts]
         assert facts[:2] == ["BlockCommitted"] * 2
         assert chain.tip == blocks[2].point
@@ -459,7 +459,7 @@ def test_utxo_064_a_writer_that_fails_ends_the_consumer(tmp_path: Path) -> None:
     """And with it the daemon: no block is acknowledged, and no further one taken."""
     first, sender = block(None, seq=1), Listener()
     with open_chain(tmp_path) as chain:
-        line = Line([message(first, sender)], [message(block(first, seq=2), sender)])
+        line = ListInbox([message(first, sender)], [message(block(first, seq=2), sender)])
         with failing(chain.store.disk, Fault(1, broken())), pytest.raises(lmdb.Error, match="Bad file descriptor"):
             follow(chain, line)
         assert (sender.received, len(line.batches), dump(chain.store)["blocks"]) == ([], 1, {})
@@ -467,7 +467,7 @@ def test_utxo_064_a_writer_that_fails_ends_the_consumer(tmp_path: Path) -> None:
 
 def test_utxo_067_a_daemon_without_the_store_declines(tmp_path: Path) -> None:
     sender = Listener()
-    anyio.run(decline, Line([message(block(None, seq=1), sender)]))  # type: ignore[arg-type]
+    anyio.run(decline, ListInbox([message(block(None, seq=1), sender)]))  # type: ignore[arg-type]
     assert sender.statuses() == [(1, "unavailable")]
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from chains import output, tx
 from faults import Fault, failing
-from messages import Line, Listener, follow, message
+from messages import Listener, ListInbox, follow, message
 from pruning import LocalStore, open_local_store
 
 from handlers.events import Tx, TxStatusChanged, TxSubmitted
@@ -29,7 +29,7 @@ class Filled(Fault):
 def submit(local: LocalStore, made: Tx = LARGE) -> tuple[str, list[str]]:
     """Return the answer to a submission, and what others heard of it."""
     sender = Listener()
-    follow(local.chain, Line([message(TxSubmitted(tx=made, seq=1), sender)]))
+    follow(local.chain, ListInbox([message(TxSubmitted(tx=made, seq=1), sender)]))
     ((_, statuses),) = sender.statuses()
     facts = local.chain.changes.take()
     return statuses, [fact.status for fact in facts if isinstance(fact, TxStatusChanged) and fact.txid == made.txid]

@@ -14,7 +14,7 @@ from chains import Branches, at, back_to, block, failed, feed, output, tx, txid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inconsistent_messages import INLINE, LARGE, MATURITY, RETENTION, WINDOW, World
-from messages import Line, Listener, follow, message, take
+from messages import Listener, ListInbox, follow, message, take
 from msgspec import structs
 from pruning import LocalStore, open_local_store
 from stores import Looked, look
@@ -63,10 +63,10 @@ class Twin:
         self.store = local.transactions.pool
         self.repaired = 0
 
-    def tell(self, events: list[Inbound]) -> tuple[list[tuple[int | None, str]], list[Fact]]:
+    def send(self, events: list[Inbound]) -> tuple[list[tuple[int | None, str]], list[Fact]]:
         sender, facts = Listener(), list[Fact]()
         for event in events:
-            for committed in follow(self.local.chain, Line([message(event, sender)])):
+            for committed in follow(self.local.chain, ListInbox([message(event, sender)])):
                 facts += sorted((structs.replace(fact, sequence=None) for fact in committed.facts), key=repr)
                 self.repaired += committed.repaired
             if self.with_rows:
@@ -111,7 +111,7 @@ def test_rows_of_ghosts_change_no_answer(tmp_path: Path, lies: bool, seed: int) 
         ghost, written = Twin(both[0], with_rows=False), Twin(both[1], with_rows=True)
         for turn in range(40):
             events, before = list(world.some()), ghost.ghosts()
-            assert ghost.tell(events) == written.tell(events)
+            assert ghost.send(events) == written.send(events)
             if turn % 4 == 3:
                 assert ghost.answers(world.txs) == written.answers(world.txs)
             MET.meet("ghosts made", ghost.ghosts() > before)
@@ -200,8 +200,8 @@ def test_another_content_in_a_block_is_noticed_with_rows_and_without(tmp_path: P
     for with_rows in (False, True):
         with open_local_store(tmp_path / str(with_rows), windows=Windows(20, 20)) as local:
             twin = Twin(local, with_rows=with_rows)
-            twin.tell([ONE, TWO, THREE])
-            statuses = twin.tell([back_to(ONE)]), twin.tell([block(ONE, again, THREE.txs[1])])
+            twin.send([ONE, TWO, THREE])
+            statuses = twin.send([back_to(ONE)]), twin.send([block(ONE, again, THREE.txs[1])])
             found.append((statuses, twin.repaired, twin.answers(map(txid, "abcd"))))
     assert found[0] == found[1]
 

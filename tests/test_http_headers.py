@@ -10,7 +10,7 @@ import pytest
 from daemons import Message
 from patience import until
 from questions import TIP, Api, running_api, short_folder, timeless
-from raw_http import Answer, Connection, asks, get
+from raw_http import Answer, Connection, exchange, get
 from scenarios import address, at, back_to, block, digest, output, tx
 from starlette.requests import Request
 from test_http import documented
@@ -72,7 +72,7 @@ def fed_api() -> Iterator[Api]:
 def ask(fed_api: Api, path: str, method: str = "GET", **headers: str) -> Answer:
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     request = get(path).replace(b"GET", method.encode(), 1)[:-2] + more.encode() + b"\r\n"
-    return asks(fed_api.daemon.folder / "http", request, bodyless=method == "HEAD")
+    return exchange(fed_api.daemon.folder / "http", request, bodyless=method == "HEAD")
 
 
 def check(answer: Answer, *, stored: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from questions import free_port, short_folder
-from raw_http import asks, get, serving
+from raw_http import exchange, get, serving
 
 from daemon.http.hosts import Hosts
 
@@ -51,9 +51,9 @@ def test_a_page_of_another_site_reads_nothing() -> None:
             listen = f"unix:{where}" if isinstance(where, Path) else f"127.0.0.1:{where}"
             with serving(folder, listen=listen, allowed_hosts=["wallet.example"]):
                 for path in ("/api/v1/status", "/metrics", "/health/live", "/", "/nothing"):
-                    answer = asks(where, get(path, "evil.example"))
+                    answer = exchange(where, get(path, "evil.example"))
                     assert (answer.status, answer.error()) == (421, "unknown_host")
                     assert b"evil.example" in answer.body and b"http.allowed_hosts" in answer.body
                     assert not [name for name in answer.headers if name.startswith("x-tip")]
                 for host in ("wallet.example", "localhost", "127.0.0.1:8410", "[::1]"):
-                    assert asks(where, get("/metrics", host)).status == 200
+                    assert exchange(where, get("/metrics", host)).status == 200

@@ -13,7 +13,7 @@ import pytest
 from daemons import PATIENCE_S, memory
 from patience import until
 from questions import short_folder
-from raw_http import Connection, Server, asks, get, serving
+from raw_http import Connection, Server, exchange, get, serving
 from scenarios import address, block, digest, output, tx
 
 from daemon.http.capacity import REASONS
@@ -214,7 +214,7 @@ def test_100_000_requests_whose_answers_are_not_read_take_no_memory(server: Serv
 
 
 def test_a_client_that_does_not_read_its_answer_is_cut_off(hasty: Server) -> None:
-    whole = len(asks(hasty.where, get(LARGE)).body)
+    whole = len(exchange(hasty.where, get(LARGE)).body)
     with Connection(hasty.where) as attacker:
         attacker.send(get(LARGE) * 10)
         until(lambda: hasty.refused("send_timeout"), why="nobody was cut off")
@@ -227,7 +227,7 @@ def test_long_transactions_are_few_at_a_time() -> None:
     story = [block(None, tx("long", output("ann"), raw=bytes(long)))]
     with short_folder() as folder, serving(folder, story) as server, ExitStack() as attackers:
         path = f"/api/v1/txs/{digest('tx', 'long').hex()}/raw"
-        whole = asks(server.where, get(path)).body
+        whole = exchange(server.where, get(path)).body
         assert json.loads(whole) == {"txid": digest("tx", "long").hex(), "raw": "00" * long}
         before, most, slowest = memory(server.worker), 0, 0.0
         for _ in range(24):
@@ -246,7 +246,7 @@ def test_long_transactions_are_few_at_a_time() -> None:
 def test_answers_that_are_not_read_take_bounded_memory() -> None:
     with short_folder() as folder, serving(folder, BLOCKS) as server, ExitStack() as attackers:
         assert {reason: server.refused(reason) for reason in REASONS} == dict.fromkeys(REASONS, 0)
-        before, size = memory(server.worker), len(asks(server.where, get(LARGE)).body)
+        before, size = memory(server.worker), len(exchange(server.where, get(LARGE)).body)
         assert size > 12 * MIB
         for n in range(24):  # each answer is another one
             one = attackers.enter_context(Connection(server.where))
@@ -257,5 +257,5 @@ def test_answers_that_are_not_read_take_bounded_memory() -> None:
         # what may wait, what is kept to be given again (whole pages, and outputs), and what is being made
         assert memory(server.worker) - before < (64 + 16 + 32 + 40) * MIB
         for _ in range(3):
-            asks(server.where, b"nonsense\r\n\r\n")
+            exchange(server.where, b"nonsense\r\n\r\n")
         until(lambda: server.refused("malformed_request") == 3, why="it is not counted")

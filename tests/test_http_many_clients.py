@@ -17,7 +17,7 @@ import pytest
 from daemons import PATIENCE_S, environment, home
 from patience import until
 from questions import Web, free_port, short_folder
-from raw_http import Connection, Server, asks, get, serving
+from raw_http import Connection, Server, exchange, get, serving
 from reader_processes import children
 from scenarios import address, block, digest, output, tx
 
@@ -65,7 +65,7 @@ def test_1600_half_open_connections_do_not_keep_health_away() -> None:
             assert median(server.healthy()) < 1
             until(lambda: server.refused("evicted") >= 1600 - 1024, why="they are not counted")
             assert "http_connections_evicted" in server.daemon.events()
-            with Connection(server.where) as later:  # a new client that asks at once is answered
+            with Connection(server.where) as later:  # a new client that exchange at once is answered
                 later.send(get("/api/v1/status"))
                 assert later.answer().status == 200
         assert server.worker == worker
@@ -122,7 +122,7 @@ def test_expensive_questions_do_not_keep_health_away() -> None:
         for n, connection in enumerate(api):
             connection.send(get(paths[n % len(paths)]) * 10)
         began = perf_counter()
-        asks(server.where, get("/api/v1/tip"))  # waits behind them, as health does not
+        exchange(server.where, get("/api/v1/tip"))  # waits behind them, as health does not
         behind_s = perf_counter() - began
         assert median(server.healthy()) < min(1, behind_s / 4)
         for connection in api[: len(paths)]:

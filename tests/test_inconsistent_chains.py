@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from chains import Branches, live
 from inconsistent_messages import INLINE, LARGE, MATURITY, RETENTION, UNMINED, WINDOW, World
-from messages import Line, Listener, follow, message
+from messages import Listener, ListInbox, follow, message
 from pruning import LocalStore, open_local_store, terms_of
 from stores import small_values
 
@@ -72,20 +72,20 @@ class Scenario:
             self.world.random.choices(acts, (8, 1, 1, 1))[0]()
             self.holds()
         while self.world.depth():
-            self.tell(self.world.rollback())
+            self.send(self.world.rollback())
             self.holds()
         self.settle()
 
-    def tell(self, *events: Inbound) -> None:
+    def send(self, *events: Inbound) -> None:
         sender = Listener()
-        published = follow(self.local.chain, Line([message(event, sender) for event in events]), pruning=True)
+        published = follow(self.local.chain, ListInbox([message(event, sender) for event in events]), pruning=True)
         self.check_moves(self.local.changes.take())
         repaired = sum(committed.repaired for committed in published)
         MET.meet("a record repaired", repaired)
         assert self.lies or not repaired
 
     def some_messages(self) -> None:
-        self.tell(*self.world.some())
+        self.send(*self.world.some())
 
     def something_waiting(self) -> None:
         """Withdraw a transaction, let it claim again, or let a block that is not ours have it for a while."""
@@ -94,14 +94,14 @@ class Scenario:
             return
         txids, height = [self.world.random.choice(waiting)], self.local.chain.height
         if self.statuses[txids[0]] == "conflicting":
-            self.tell(TxConflicting(txids=txids, value=False))
+            self.send(TxConflicting(txids=txids, value=False))
             return
         if self.world.often(0.5):
-            self.tell(TxWithdrawn(txids=txids, reason="evicted"))
+            self.send(TxWithdrawn(txids=txids, reason="evicted"))
             return
         self.world.elsewhere.update(txids)
         for unset in (False, True):
-            self.tell(TxMined(txids=txids, block_id=5000, height=height, unset=unset))
+            self.send(TxMined(txids=txids, block_id=5000, height=height, unset=unset))
 
     def restart(self) -> None:
         self.local.chain = Chain(self.local.utxo, REACH, 1000, TxBlocks(self.local.transactions, self.local.changes))

@@ -57,7 +57,7 @@ class Victim:
     def __init__(self, daemon: Daemon, messages: list[Message]) -> None:
         self.daemon, self.messages = daemon, messages
         live = LiveSet()
-        self.tips = [None, *(live.tell([message]).tip for message in self.messages)]  # after so many messages
+        self.tips = [None, *(live.apply([message]).tip for message in self.messages)]  # after so many messages
         self.done = 0  # messages that are acknowledged, or known by the tip
         self.merges_left = 0  # merges of runs that deaths have left half done
 

@@ -18,7 +18,7 @@ import pytest
 from daemons import ROOT, Daemon, error, home, running, statuses
 from patience import until
 from prometheus_client.parser import text_string_to_metric_families
-from questions import Api, Web, running_api, serve_alone
+from questions import Web, running_api, serve_alone
 from reader_processes import children
 from scenarios import back_to, block, chain, digest, output, tx
 from structlog.testing import capture_logs
@@ -51,14 +51,19 @@ def values(text: str) -> Values:
     return found
 
 
-def scrape(api: Api) -> Values:
-    answer = api.ask("/metrics", Connection="close")  # the next one may meet another worker
+def metrics_of(daemon: Daemon) -> str:
+    with Web(daemon.folder / "http") as web:  # the next one may meet another worker
+        answer = web.ask("/metrics")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    return values(answer.text)
+    return answer.text
 
 
-def families(api: Api) -> dict[str, str]:
-    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", api.ask("/metrics").text, re.MULTILINE))
+def scrape(daemon: Daemon) -> Values:
+    return values(metrics_of(daemon))
+
+
+def families(daemon: Daemon) -> dict[str, str]:
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", metrics_of(daemon), re.MULTILINE))
 
 
 def feed_and_fail(daemon: Daemon) -> None:
@@ -79,11 +84,11 @@ def feed_and_fail(daemon: Daemon) -> None:
 
 def test_everything_that_was_done_is_counted(folder: Path) -> None:
     with running_api(folder, utxo={"rollback_window": 4, "prune_depth": 2}) as api:
-        before = until(lambda: scrape(api), lambda now: now["utxod_messages_total{type=Subscribe}"])
+        before = until(lambda: scrape(api.daemon), lambda now: now["utxod_messages_total{type=Subscribe}"])
         assert "utxod_tip_height" not in before and "utxod_seconds_since_last_block" not in before
         assert before["utxod_unspent"] == before["utxod_blocks_total"] == before["utxod_prune_seconds_count"] == 0
         feed_and_fail(api.daemon)
-        now = until(lambda: scrape(api), lambda now: now["utxod_errors_total{code=unknown_type}"])
+        now = until(lambda: scrape(api.daemon), lambda now: now["utxod_errors_total{code=unknown_type}"])
         store = api.daemon.status()
         plain = {
             **{"blocks_total": 12, "transactions_total": 11, "created_total": 31, "spent_total": 9},
@@ -120,16 +125,16 @@ def test_everything_that_was_done_is_counted(folder: Path) -> None:
         assert abs(now["utxod_daemon_start_time_seconds"] - api.daemon.socket.stat().st_mtime) < 10
         sleep(0.2)  # time passes between scrapes, whatever the daemon does
         since = "utxod_seconds_since_last_block"
-        assert now[since] + 0.2 < scrape(api)[since] < now[since] + 10
+        assert now[since] + 0.2 < scrape(api.daemon)[since] < now[since] + 10
 
 
 def test_repairs_of_records_are_counted(folder: Path) -> None:
     with running_api(folder) as api:
-        assert until(lambda: scrape(api), lambda now: "utxod_records_repaired_total" in now)
+        assert until(lambda: scrape(api.daemon), lambda now: "utxod_records_repaired_total" in now)
         with api.daemon.client() as client:
             client.ask({"type": "TxSubmitted", "tx": tx("a", output("submitted"))})
             assert statuses(client.feed([block(None, tx("a", output("mined")))])) == ["applied"]
-        until(lambda: scrape(api), lambda now: now["utxod_records_repaired_total"] == 1)
+        until(lambda: scrape(api.daemon), lambda now: now["utxod_records_repaired_total"] == 1)
 
 
 def test_pruning_by_steps_is_timed(folder: Path) -> None:
@@ -139,7 +144,7 @@ def test_pruning_by_steps_is_timed(folder: Path) -> None:
             client.ask({"type": "NodeState", "state": "catching_up", "height": 1})
             client.feed(chain(20))
             client.ask({"type": "NodeState", "state": "running", "height": 20})
-        now = until(lambda: scrape(api), lambda now: now["utxod_pruned_total{kind=undo_records}"] == 18)
+        now = until(lambda: scrape(api.daemon), lambda now: now["utxod_pruned_total{kind=undo_records}"] == 18)
         assert now["utxod_prune_seconds_count"] >= 10
         assert now["utxod_prune_backlog_blocks"] == 0
 
@@ -211,12 +216,12 @@ def test_queries_are_counted_by_route_and_status(folder: Path) -> None:
             for _ in range(4):
                 assert api.ask(path, Connection="close").status_code == status
         counts = {f"utxod_query_seconds_count{{route={route},status={status}}}" for route, status in requests.values()}
-        now = until(lambda: scrape(api), lambda now: sum(now.get(name, 0) for name in counts) == 4 * len(counts))
+        now = until(lambda: scrape(api.daemon), lambda now: sum(now.get(name, 0) for name in counts) == 4 * len(counts))
         assert {now[name] for name in counts} == {4}
         assert now["utxod_http_workers"] == 2
-        until(lambda: scrape(api), lambda now: "utxod_query_seconds_count{route=/metrics,status=200}" in now)
+        until(lambda: scrape(api.daemon), lambda now: "utxod_query_seconds_count{route=/metrics,status=200}" in now)
         for _ in range(6):  # whichever worker answers
-            again = scrape(api)
+            again = scrape(api.daemon)
             assert {again[name] for name in counts} == {4} and again["utxod_http_workers"] == 2
 
 
@@ -233,7 +238,7 @@ def test_counts_of_a_killed_worker_go_on_in_its_successor(folder: Path) -> None:
         name = "utxod_query_seconds_count{route=/api/v1/tip,status=404}"
         for _ in range(10):
             api.ask("/api/v1/tip", Connection="close")
-        until(lambda: scrape(api), lambda now: now.get(name) == 10)
+        until(lambda: scrape(api.daemon), lambda now: now.get(name) == 10)
         first = until(lambda: children(api.daemon.process.pid), lambda pids: len(pids) == 2)
         files = sorted((folder / "data" / "metrics").iterdir())
         os.kill(first[0], signal.SIGKILL)
@@ -241,10 +246,10 @@ def test_counts_of_a_killed_worker_go_on_in_its_successor(folder: Path) -> None:
         [ended] = [line for line in api.daemon.log_lines() if line["event"] == "http_worker_ended"]
         assert (ended["code"], ended["level"]) == (-signal.SIGKILL, "error")
         until(lambda: children(api.daemon.process.pid), lambda pids: len(pids) == 2 and first[0] not in pids)
-        until(lambda: scrape(api), lambda now: now["utxod_http_workers"] == 2 and now[name] == 10)
+        until(lambda: scrape(api.daemon), lambda now: now["utxod_http_workers"] == 2 and now[name] == 10)
         for _ in range(10):
             api.ask("/api/v1/tip", Connection="close")
-        until(lambda: scrape(api), lambda now: now[name] == 20)
+        until(lambda: scrape(api.daemon), lambda now: now[name] == 20)
         assert sorted((folder / "data" / "metrics").iterdir()) == files  # the next worker uses the same file
 
 
@@ -253,20 +258,19 @@ def test_serve_alone_reports_the_store_and_no_daemon(folder: Path) -> None:
         with daemon.client() as client:
             client.hello(network_tip={"height": 7})
             client.feed(chain(5))
-        with serve_alone(daemon), Web(folder / "http") as web:
-            api = Api(daemon, web)
-            now = until(lambda: scrape(api), lambda now: now.get("utxod_blocks_total") == 5)
+        with serve_alone(daemon):
+            now = until(lambda: scrape(daemon), lambda now: now.get("utxod_blocks_total") == 5)
             assert (now["utxod_daemon_running"], now["utxod_lag_blocks"], now["utxod_http_workers"]) == (1, 2, 1)
-            types = families(api)
+            types = families(daemon)
             daemon.kill()
-            now = scrape(api)
+            now = scrape(daemon)
             assert (now["utxod_daemon_running"], now["utxod_tip_height"], now["utxod_unspent"]) == (0, 5, 1)
             assert now["utxod_map_size_bytes"] >= now["utxod_used_bytes"] > 0
             removed = ("blocks_total", "connections", "lag_blocks", "seconds_since_last_block", "apply_seconds_count")
             assert not [name for name in removed if f"utxod_{name}" in now]
-            assert families(api) == types  # without a value, but not forgotten
+            assert families(daemon) == types  # without a value, but not forgotten
             daemon.start()
-            now = until(lambda: scrape(api), lambda now: now["utxod_daemon_running"] and "utxod_blocks_total" in now)
+            now = until(lambda: scrape(daemon), lambda now: now["utxod_daemon_running"] and "utxod_blocks_total" in now)
             assert now["utxod_blocks_total"] == 0  # totals are those of one process
 
 
@@ -290,7 +294,7 @@ def test_a_daemon_runs_without_a_folder_for_its_metrics(folder: Path) -> None:
             assert statuses(client.feed(chain(3))) == ["applied"] * 3
         web.ask("/api/v1/tip")
         answered = "utxod_query_seconds_count{route=/api/v1/tip,status=200}"
-        now = until(lambda: scrape(Api(daemon, web)), lambda now: answered in now)
+        now = until(lambda: scrape(daemon), lambda now: answered in now)
         assert (now["utxod_tip_height"], now["utxod_http_workers"], now["utxod_daemon_running"]) == (3, 1, 0)
         assert "metrics_not_shown" in daemon.events()
         assert daemon.term() == 0
@@ -385,7 +389,7 @@ DOCUMENTED = dict(re.findall(r"^\| `(utxod_\w+)` \| (\w+) \|", DOCUMENT, re.MULT
 def test_docs_describe_what_a_running_daemon_exposes(folder: Path) -> None:
     with running_api(folder) as api:
         api.ask("/api/v1/tip")
-        assert families(api) == DOCUMENTED
+        assert families(api.daemon) == DOCUMENTED
     assert len(DOCUMENTED) == len(re.findall(r"^\| `utxod_", DOCUMENT, re.MULTILINE))
     histograms = [name for name, kind in DOCUMENTED.items() if kind == "histogram"]
     known = {*DOCUMENTED, *(f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count"))}

@@ -61,7 +61,7 @@ class Pool:
         self.turns, self.sender = Turns(self.chain), Listener()
         self.evicted: list[bytes] = []  # since the last look
 
-    def tell(self, *events: Inbound) -> list[Ack | Error]:
+    def send(self, *events: Inbound) -> list[Ack | Error]:
         """Let messages wait for one commit; return their answers."""
         numbered = [message(_numbered(event, n), self.sender) for n, event in enumerate(events)]
         committed = take(self.turns, *numbered)
@@ -71,7 +71,7 @@ class Pool:
         return received
 
     def submit(self, *txs: Tx, **parts: Any) -> list[Ack | Error]:
-        return self.tell(*(TxSubmitted(tx=tx, **parts) for tx in txs))
+        return self.send(*(TxSubmitted(tx=tx, **parts) for tx in txs))
 
     def pending(self) -> list[bytes]:
         """Return the unmined submissions, the oldest first; all reports of them must agree."""
@@ -141,7 +141,7 @@ def test_bytes(tmp_path: Path) -> None:
 
 def test_a_refused_or_known_submission_evicts_none(tmp_path: Path) -> None:
     with open_pool(tmp_path, max_pending_count=2, max_pending_bytes=5000) as pool:
-        pool.tell(block(None, pay("p")))
+        pool.send(block(None, pay("p")))
         accepted(pool.submit(pay("a", at("p")), pay("b")), 0, 0)
         wrong = [pay("c", at("p")), pay("d", at("nowhere")), pay("e", at("a", 7)), Tx(txid("f"))]
         codes = [answer.code for answer in pool.submit(*wrong) if isinstance(answer, Error)]
@@ -157,16 +157,16 @@ def test_an_operators_mark_is_not_lost(tmp_path: Path, how: str) -> None:
     """Evicted and submitted again it would be gone. What it builds on stays with it."""
     with open_pool(tmp_path, max_pending_count=3) as pool:
         accepted(pool.submit(pay("a"), pay("marked", at("a")), pay("b")), 0, 0, 0)
-        pool.tell(OutputsFrozen(outpoints=[at("marked")]))
+        pool.send(OutputsFrozen(outpoints=[at("marked")]))
         if how == "reassigned":
-            pool.tell(OutputReassigned(outpoint=at("marked"), address=b"heir"))
+            pool.send(OutputReassigned(outpoint=at("marked"), address=b"heir"))
         accepted(pool.submit(pay("c")), 1)
         accepted(pool.submit(pay("d")), 1)
         assert set(pool.pending()) == {*ids("a", "marked", "d")}
         assert refused(pool.submit(pay("e", at("d")))[0], "PENDING_FULL")["evicted"] == 0
         assert set(pool.pending()) == {*ids("a", "marked", "d")}
         if how == "frozen":
-            pool.tell(OutputsUnfrozen(outpoints=[at("marked")]))
+            pool.send(OutputsUnfrozen(outpoints=[at("marked")]))
             answer = pool.submit(pay("f", at("d")))[0]
             assert isinstance(answer, Ack) and answer.evicted >= 1
         pool.assert_sound()
@@ -221,7 +221,7 @@ def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytes
         pool.chain.write_alone(make)
         assert evict_aged(pool.chain, pool.tx_blocks) is not None and pool.known(old.txid)
         if again:
-            accepted(pool.tell(TxWithdrawn(txids=[old.txid], reason="evicted")), 0)
+            accepted(pool.send(TxWithdrawn(txids=[old.txid], reason="evicted")), 0)
             pool.chain.write_alone(make)
         accepted(pool.submit(pay("child", at("old"))), 0)
         while evict_aged(pool.chain, pool.tx_blocks) is not None:
@@ -338,7 +338,7 @@ class Scenario:
             chosen.append(rival)
         parent = self.blocks[-1][0] if self.blocks else None
         new = block(parent, *(pay(name, *self.inputs[name]) for name in chosen), salt=str(self.random.random()))
-        self.pool.tell(new)
+        self.pool.send(new)
         self.blocks.append((new, chosen))
         for name in chosen:
             for outpoint in self.inputs[name]:
@@ -361,13 +361,13 @@ class Scenario:
             return
         _, names = self.blocks.pop()
         self.loose |= {*names}
-        self.pool.tell(back_to(self.blocks[-1][0]))
+        self.pool.send(back_to(self.blocks[-1][0]))
         MET.meet("a rollback", names)
 
     def freeze(self) -> None:
         """Freeze an output of what stands alone: how much of a package goes before a frozen one is met is not told."""
         if self.frozen:
-            self.pool.tell(OutputsUnfrozen(outpoints=sorted(self.frozen)))
+            self.pool.send(OutputsUnfrozen(outpoints=sorted(self.frozen)))
             self.frozen.clear()
             return
         alone = [
@@ -376,7 +376,7 @@ class Scenario:
         free = [each for each in self.free() if self.name_of(each) in alone]
         if free:
             self.frozen = {self.random.choice(free)}
-            self.pool.tell(OutputsFrozen(outpoints=sorted(self.frozen)))
+            self.pool.send(OutputsFrozen(outpoints=sorted(self.frozen)))
 
     def check(self) -> None:
         assert self.pool.pending() == ids(*self.pending)
@@ -387,7 +387,7 @@ class Scenario:
         assert waiting == unmined
 
 
-def tell_a_story(folder: Path, seed: int) -> None:
+def run_scenario(folder: Path, seed: int) -> None:
     random = Random(seed)
     options: dict[str, Any] = {"max_pending_count": COUNT, "map_size": 1 << 16 if seed % 2 else GIB}
     with ExitStack() as stack:
@@ -410,7 +410,7 @@ def test_any_story_equals_the_model(tmp_path: Path) -> None:
     MET.met.clear()
     for seed in range(16):
         print(f"seed {seed}")
-        tell_a_story(tmp_path / str(seed), seed)
+        run_scenario(tmp_path / str(seed), seed)
     assert {
         "a commit was done again in a larger map",
         "a conflicting transaction is evicted",

@@ -161,7 +161,7 @@ def test_the_journal_keeps_what_did_something_or_left_something(tmp_path: Path) 
         local.create(pay("child", at("parent")), 3, mined=3)
         looked = local.run_cycle(12)
         assert (looked.counts, local.journal()) == ({"old_unmined": 1}, [])
-        local.spoil(txid("child"))
+        local.corrupt(txid("child"))
         assert local.run_cycle(13).skipped == {"unreadable_child": 1}
         local.disk.write(lambda txn: txn.delete(txid("child"), db=local.transactions.pool.tx))
         local.run_cycle(14)
@@ -206,34 +206,34 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
         assert large is not None and large.delete_at == 108 + RETENTION
         local.write(lambda view: states.set_mined(view, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("large"): "unmined_child"}
-        local.spoil(txid("child"))
+        local.corrupt(txid("child"))
         assert delete().skipped == {txid("large"): "unreadable_child"}
         local.write(forgive)
         assert [place.txid for place, _ in delete().with_blobs] == [txid("large")]
 
 
-@pytest.mark.parametrize("spoiled", ["record", "parent", "child", "index"])
-def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, spoiled: str) -> None:
+@pytest.mark.parametrize("corrupted", ["record", "parent", "child", "index"])
+def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, corrupted: str) -> None:
     with open_local_store(tmp_path, terms_of(chunk_size=2)) as local:
         for n in range(7):
             local.create(pay(f"parent {n}"), 1, mined=1)
             local.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
             local.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
-        victim = {"parent": "parent 3", "child": "grandchild 3"}.get(spoiled, "child 3")
-        match spoiled:
+        victim = {"parent": "parent 3", "child": "grandchild 3"}.get(corrupted, "child 3")
+        match corrupted:
             case "index":
                 local.disk.write(
                     lambda txn: txn.put(b"\0\0\0\x05", txid("nobody"), db=local.transactions.pool.delete_at)
                 )
             case _:
-                local.spoil(txid(victim))
+                local.corrupt(txid(victim))
         with capture_logs() as logs:
             job = local.run_cycle(3 + RETENTION)
         assert job.state == "done"
         removed = job.counts["transactions_deleted"]
         problems = job.counts.get("errors", 0) + sum(job.skipped.values())
-        assert (removed, problems) == {"record": (12, 2), "parent": (12, 2), "index": (14, 1)}.get(spoiled, (13, 1))
-        if spoiled != "child":
+        assert (removed, problems) == {"record": (12, 2), "parent": (12, 2), "index": (14, 1)}.get(corrupted, (13, 1))
+        if corrupted != "child":
             assert any(line["event"] == "records_skipped" and line["log_level"] == "error" for line in logs)
 
 
@@ -255,15 +255,15 @@ def test_orphan_blobs_are_swept_and_no_others(tmp_path: Path) -> None:
 def test_every_block_at_the_tip_is_pruned_behind(tmp_path: Path) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(3)
-        await daemon.hear(*chain)
+        await daemon.receive(*chain)
         first = pay("first", at("None 0"), raw=b"raw")
-        await daemon.hear(TxSubmitted(tx=first))
+        await daemon.receive(TxSubmitted(tx=first))
         chain.append(block(chain[-1], first, pay("second", (first.txid, 0))))
-        await daemon.hear(chain[-1])
+        await daemon.receive(chain[-1])
         await idle()
         assert local.record("first") is not None
         chain += blocks(RETENTION, chain[-1])
-        await daemon.hear(*chain[4:])
+        await daemon.receive(*chain[4:])
         await idle()
         assert local.record("first") is None
         assert txid("first") in local.deleted
@@ -280,23 +280,23 @@ def test_every_block_at_the_tip_is_pruned_behind(tmp_path: Path) -> None:
 def test_the_node_holds_a_cycle_back_and_the_job_has_the_reason(tmp_path: Path) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(30)
-        await daemon.hear(*chain[:20], NodeState(state="reorganising", height=20))
+        await daemon.receive(*chain[:20], NodeState(state="reorganising", height=20))
         await idle()
         assert [(job.state, job.reason) for job in local.journal()] == [("queued", "reorganising")]
-        await daemon.hear(*chain[20:25])
+        await daemon.receive(*chain[20:25])
         await idle()
         assert [(job.state, job.height) for job in local.journal()] == [("queued", 20)], "told once"
         assert not any(job.counts for job in local.journal())
-        await daemon.hear(NodeState(state="running", height=25))
+        await daemon.receive(NodeState(state="running", height=25))
         await idle()
         assert [(job.number, job.state, job.height) for job in local.journal()] == [(1, "done", 25)]
         daemon.sender.network_height = 100
-        await daemon.hear(*chain[25:29])
+        await daemon.receive(*chain[25:29])
         await idle()
         assert (local.journal()[0].state, local.journal()[0].reason) == ("queued", "catching_up")
         assert not local.chain.due_for_pruning(), "the chain's own tables need no cycle, only the window"
         daemon.sender.network_height = 30
-        await daemon.hear(chain[29])
+        await daemon.receive(chain[29])
         await idle()
         assert len(local.journal()) == 1, "there was nothing to do any more"
         assert local.pruner.numbers.held_back == {"reorganising": 2, "catching_up": 1}
@@ -311,14 +311,14 @@ def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> Non
 
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(15)
-        await daemon.hear(*chain[:13])
+        await daemon.receive(*chain[:13])
         await idle()
         failed = local.journal()[0]
         assert (failed.state, failed.phase, failed.height) == ("failed", "preserve", 13)
         assert "the record of" in (failed.error or "")
         assert local.record("spent") is not None, "nothing is deleted before parents are safe"
         assert local.pruner.requests.done == 0
-        local.spoil(txid("waits"), whole[0])
+        local.corrupt(txid("waits"), whole[0])
         daemon.wakeup.notify()
         await idle()
         assert [(job.state, job.height) for job in local.journal()[:2]] == [("done", 13), ("failed", 13)]
@@ -332,14 +332,14 @@ def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> Non
         create_due(local)
         local.create(pay("waits"), 2)
         local.disk.write(lambda txn: whole.append(txn.get(txid("waits"), b"", db=local.transactions.pool.tx)))
-        local.spoil(txid("waits"))
+        local.corrupt(txid("waits"))
         live(local, story)
 
 
 def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(14)
-        await daemon.hear(*chain[:13])
+        await daemon.receive(*chain[:13])
         await idle()
         assert "pruner.job_timeout" in (local.journal()[0].error or "")
         local.tables.terms = terms_of()
@@ -355,7 +355,7 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every_s", [0.0, 1e-9, 30.0])
 def test_a_long_cycle_reports_its_progress(tmp_path: Path, every_s: float) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
-        await daemon.hear(*blocks(13))
+        await daemon.receive(*blocks(13))
         await idle()
         assert local.journal()[0].state == "done"
 
@@ -380,15 +380,15 @@ def test_a_cycle_stops_when_the_world_turns(tmp_path: Path, what: str) -> None:
 
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(14)
-        await daemon.hear(*chain[:13])
+        await daemon.receive(*chain[:13])
         while not local.deleted:
             await anyio.lowlevel.checkpoint()
-        await daemon.hear(back_to(chain[11]) if what == "rollback" else NodeState(state="reorganising", height=13))
+        await daemon.receive(back_to(chain[11]) if what == "rollback" else NodeState(state="reorganising", height=13))
         await idle()
         cut = next(job for job in local.journal() if job.state == "failed")
         assert cut.height == 13
         assert (cut.error or "").startswith("blocks were rolled back" if what == "rollback" else "held back meanwhile")
-        await daemon.hear(*chain[12:], NodeState(state="running", height=14))
+        await daemon.receive(*chain[12:], NodeState(state="running", height=14))
         await idle()
         assert local.pruner.requests.done == 14
         assert len(local.deleted) == 50
@@ -404,9 +404,9 @@ def test_a_silent_persister_blocks_deleting_and_is_spoken_of(tmp_path: Path) -> 
     def story_of(events: list[str]) -> Callable[[Daemon, Idle], Awaitable[None]]:
         async def story(daemon: Daemon, idle: Idle) -> None:
             chain = blocks(30)
-            await daemon.hear(chain[0], BlockPersisted(height=1))
+            await daemon.receive(chain[0], BlockPersisted(height=1))
             with capture_logs() as logs:
-                await daemon.hear(*chain[1:])
+                await daemon.receive(*chain[1:])
                 await idle()
             events.extend(line["event"] for line in logs)
 
@@ -462,11 +462,11 @@ def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None
         chain.append(block(chain[-1], tx("spender", output("a"), spends=[at("None 0")])))
         chain += blocks(9, chain[-1])
         local.chain.may_prune = False
-        await daemon.hear(*chain)
+        await daemon.receive(*chain)
         await idle()
         undo = local.disk.tables[UNDO]
         local.disk.write(lambda txn: txn.put(next(iter(txn.cursor(undo)))[0], b"\x92", db=undo))
-        await daemon.hear(*blocks(4, chain[-1]))
+        await daemon.receive(*blocks(4, chain[-1]))
         await idle()
 
     with open_local_store(tmp_path) as local, pytest.raises(BaseExceptionGroup) as ended:

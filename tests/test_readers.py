@@ -14,7 +14,7 @@ from chains import tx as made_tx
 from daemons import running
 from patience import until
 from questions import Web
-from reader_processes import OURS, Turning, logged, process
+from reader_processes import OURS, BlockFeed, logged, process
 
 FOREIGN = """
 import lmdb, sys
@@ -36,7 +36,7 @@ with open_disk(load(Path(sys.argv[1]), {}), readonly=True) as disk, limited(disk
 def test_a_foreign_reader_that_stays_is_named_and_not_ended(tmp_path: Path) -> None:
     http = {"workers": 1, "listen": f"unix:{tmp_path}/http"}
     with running(tmp_path, store={"max_reader_age": "300ms"}, http=http) as daemon, daemon.client("frames") as client:
-        turning = Turning(client)
+        turning = BlockFeed(client)
         turning.until(lambda: True)
         with process("-c", FOREIGN, tmp_path / "data" / "lmdb") as reader, Web(tmp_path / "http") as ask:
             ask.get("/health/live")  # the worker answers
@@ -68,7 +68,7 @@ def test_a_reader_that_sees_the_latest_commit_is_not_old(tmp_path: Path) -> None
     off = {"enabled": False}  # what commits without a block
     tables: dict[str, Any] = {"store": {"max_reader_age": "300ms"}, "pruner": off, "recovery": off}
     with running(tmp_path, **tables) as daemon, daemon.client("frames") as client:
-        turning = Turning(client)
+        turning = BlockFeed(client)
         turning.until(lambda: True)
         with process("-c", OURS, daemon.config) as reader:
             sleep(0.6)  # no commit, so there is nothing to wait for
@@ -79,7 +79,7 @@ def test_a_reader_that_sees_the_latest_commit_is_not_old(tmp_path: Path) -> None
 
 def test_a_command_ends_its_own_old_transaction(tmp_path: Path) -> None:
     with running(tmp_path) as daemon, daemon.client("frames") as client:
-        turning = Turning(client)
+        turning = BlockFeed(client)
         turning.until(lambda: True)
         daemon.configure(store={"max_reader_age": "300ms"})  # for the command, and not for the daemon
         with process("-c", GIVING_UP, daemon.config) as reader:

@@ -22,7 +22,7 @@ from chains import tx as made_tx
 from daemons import PATIENCE_S, Daemon, running
 from patience import until
 from questions import Web
-from reader_processes import Turning, children, filled, process, table, utxod
+from reader_processes import BlockFeed, children, filled, process, table, utxod
 from scenarios import address, back_to, block, output, tx
 
 from daemon.http.app import Site, build
@@ -92,7 +92,7 @@ def walking(daemon: Daemon) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 def test_a_quick_verify_that_takes_too_long_gives_advice(tmp_path: Path) -> None:
     with running(tmp_path) as daemon, daemon.client("frames") as client:
-        turning = Turning(client, filled(client, MANY)[-1])
+        turning = BlockFeed(client, filled(client, MANY)[-1])
         daemon.configure(store={"max_reader_age": "300ms"})
         with walking(daemon) as (verify, child):
             with slowly(child) as step:
@@ -103,7 +103,7 @@ def test_a_quick_verify_that_takes_too_long_gives_advice(tmp_path: Path) -> None
 
 def test_a_command_whose_reader_was_killed_names_the_daemon(tmp_path: Path) -> None:
     with running(tmp_path, store={"max_reader_age": "300ms"}) as daemon, daemon.client("frames") as client:
-        turning = Turning(client, filled(client, MANY)[-1])
+        turning = BlockFeed(client, filled(client, MANY)[-1])
         with walking(daemon) as (verify, child):
             os.kill(child, signal.SIGSTOP)
             turning.until(verify.poll, lambda code: code is not None)
@@ -142,7 +142,7 @@ def test_clients_that_never_read_hold_no_snapshot(tmp_path: Path) -> None:
     http = {"workers": 1, "listen": f"unix:{tmp_path}/http"}
     with ExitStack() as unread, running(tmp_path, http=http) as daemon, daemon.client("frames") as client:
         rich = [output("rich", n + 1) for n in range(3000)]
-        turning = Turning(client, block(None, tx("rich", *rich)))
+        turning = BlockFeed(client, block(None, tx("rich", *rich)))
         assert turning.tip is not None and client.ask(turning.tip)["status"] == "applied"
         path = f"/api/v1/addresses/{address('rich').hex()}/utxos?count=1000"
         with Web(tmp_path / "http") as web:

@@ -107,7 +107,7 @@ class Side:
         self.facts: list[Fact] = []
 
     def tell(self, *events: Inbound) -> None:
-        answers = self.pool.tell(*events)
+        answers = self.pool.send(*events)
         self.answers += [replace(each, seq=0) for each in answers]
         self.facts += self.pool.chain.changes.take()
 

@@ -13,7 +13,7 @@ import msgspec
 from anyio import CapacityLimiter
 from conformance.faulty import Crash, Faults, FaultyChain, FaultyFiles, FaultyTransactions
 from conformance.words import digest
-from messages import Line, Listener, message
+from messages import Listener, ListInbox, message
 from pruning import run_through
 from stores import ALL_TABLES, OnDisk, open_store, write
 
@@ -102,7 +102,7 @@ class InProcess:
         """Send messages that wait at the same time; return their answers. `step` is what cases call their commit."""
         sender = Listener()
         numbered = [msgspec.structs.replace(event, seq=n) for n, event in enumerate(events)]
-        line = Line([message(event, sender) for event in numbered])
+        line = ListInbox([message(event, sender) for event in numbered])
 
         async def main() -> None:
             await follow_chain(line, self.turns, Limits(ALL, 60.0), self._publish, CapacityLimiter(1))
