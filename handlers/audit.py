@@ -15,14 +15,13 @@ from handlers import spending
 from handlers.audit_reassigned import Contradiction, ReassignedAudit
 from handlers.transactions import Transactions, TxView, show
 from storage import keys
-from storage.chain_txs import NOTHING, ChainTx
 from storage.damage import UNREADABLE
 from storage.disk import Txn
 from storage.errors import StoreError
 from storage.ghost_check import findings
-from storage.history.layout import REPLACED
+from storage.history.layout import REPLACED, TxFound
 from storage.jobs import JobStore
-from storage.pool_layout import BODY_PAGE, CLAIM, FROZEN, HASH, LOCK_PAGE, OutPoint, Record, claim, claimant, open_claim
+from storage.pool_layout import BODY_PAGE, CLAIM, FROZEN, HASH, LOCK_PAGE, NOTHING, Record, claimant, open_claim
 from storage.rows import check_row
 
 _MOST = 100  # findings that are reported
@@ -65,7 +64,7 @@ class _Seen:
         self.name = f"transaction {txid.hex()}"
         self.record = None if held is None else held.record
         self.ghost = held is not None and held.ghost is not None
-        self.chain: ChainTx | None = view.chain.find(view.txn, txid)
+        self.chain: TxFound | None = view.chain.find(view.txn, txid)
         self.pages: list[int] = []  # further ones
         self.outputs = self.spent_pages = 0
         self.body = self.lock = False
@@ -198,7 +197,7 @@ class _Audit:
             slots, spent = slots + 1, spent + spending.spent(row)
             if slot >= page.outputs:
                 yield f"output {show(outpoint)} has a slot beyond the {page.outputs} outputs of its page"
-            yield from self._spender(seen, record, deleted, outpoint, row)
+            yield from self._spender(seen, record, deleted, outpoint[1], row)
             if page.reassignments:
                 yield from self.reassigned.slot(seen.view.txn, page, slot, outpoint, row, seen.chain)
         if page.recorded != slots:
@@ -210,12 +209,10 @@ class _Audit:
         seen.outputs += page.outputs
         seen.spent_pages += bool(number) and page.all_spent
 
-    def _spender(
-        self, seen: _Seen, record: Record, deleted: set[bytes], outpoint: OutPoint, row: bytes
-    ) -> Iterator[str]:
+    def _spender(self, seen: _Seen, record: Record, deleted: set[bytes], index: int, row: bytes) -> Iterator[str]:
         """Check that a spender exists, and that the UTXO store has the same one."""
-        stored = None if seen.chain is None else self.chain.slot(seen.view.txn, seen.chain, outpoint[1])
-        by, name = claimant(row)[0] if spending.spent(row) else None, show(outpoint)
+        stored = None if seen.chain is None else self.chain.slot(seen.view.txn, seen.chain, index)
+        by, name = claimant(row)[0] if spending.spent(row) else None, show((seen.txid, index))
         pruned = stored is None and record.mined  # long ago, and the spender with it, perhaps
         pruned = pruned or record.conflicting  # then it is the collateral return of one that failed
         if by is not None and by not in deleted and not pruned and not self._known(seen, by):
@@ -230,8 +227,8 @@ class _Audit:
             if by and home is not None and home.number > seen.chain.number:  # else it was missing to the block
                 state = f"but its record has the spender {by.hex()}"
                 yield Contradiction(f"output {name} is unspent in the UTXO store, {state}")
-        elif (there := _claim(stored)) is not None and row[HASH:] != there:
-            who = f"{there[:HASH].hex()} in the UTXO store, by {'no transaction' if by is None else by.hex()}"
+        elif (there := claimant(stored))[1] != REPLACED and row[HASH:] != stored[HASH:]:
+            who = f"{there[0].hex()} in the UTXO store, by {'no transaction' if by is None else by.hex()}"
             yield Contradiction(f"output {name} is spent by {who} in its record")
 
     def _known(self, seen: _Seen, txid: bytes) -> bool:
@@ -249,7 +246,8 @@ class _Audit:
             if held is None:
                 continue
             row = seen.view.slot(held, outpoint[1])[3]
-            if row is None or not spending.spent(row) or not _holds(seen.txid, inputs, n, row):
+            by, at = claimant(row) if row is not None and spending.spent(row) else (b"", 0)
+            if by != seen.txid or inputs[at : at + 1] != [outpoint]:  # another input may name the same output
                 what = f"input {n} of {seen.name} is output {show(outpoint)}"
                 yield Contradiction(f"{what}, which does not have it as its spender")
 
@@ -314,7 +312,7 @@ class _Audit:
         if seen.chain is None or seen.failed:
             return
         if record.unmined_since is not None:
-            yield Contradiction(f"{seen.name} is in block {seen.chain.ordinal}, but its record is unmined")
+            yield Contradiction(f"{seen.name} is in block {seen.chain.block}, but its record is unmined")
         view, there = seen.view, set[int]()
         for number in range(len(seen.pages) + 1):
             first = number * record.page_size if number else 0
@@ -356,15 +354,3 @@ class _Audit:
         if (totals.count, totals.size) != (self._submissions, self._weight):
             there = f"{self._submissions} records are pending submissions, of {self._weight} bytes"
             yield f"{there}, but the totals count {totals.count}, of {totals.size} bytes"
-
-
-def _claim(stored: bytes) -> bytes | None:
-    """Return the spender in a spent slot of the chain; None when a transaction of the same id took the place."""
-    by, at = claimant(stored)
-    return None if at == REPLACED else claim(by, at)
-
-
-def _holds(txid: bytes, inputs: list[OutPoint], n: int, row: bytes) -> bool:
-    """Return whether a transaction holds the output of its input `n`, by this input or by another that names it too."""
-    by, at = claimant(row)
-    return by == txid and at < len(inputs) and inputs[at] == inputs[n]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from handlers import spending
 from handlers.transactions import show
-from storage.chain_txs import ChainTx
 from storage.disk import Txn
+from storage.history.layout import TxFound
 from storage.history.mined import MinedStore
 from storage.pool import Pool
 from storage.pool_layout import HASH, OutPoint, Page
@@ -29,7 +29,7 @@ class ReassignedAudit:
         self._pool, self._chain = pool, chain
 
     def slot(
-        self, txn: Txn, page: Page, slot: int, outpoint: OutPoint, row: bytes, found: ChainTx | None
+        self, txn: Txn, page: Page, slot: int, outpoint: OutPoint, row: bytes, found: TxFound | None
     ) -> Iterator[str]:
         """Yield what is wrong with a slot of a page that has reassignments; `found` is its transaction in the chain."""
         entries = [each for each in page.reassignments if each.slot == slot]

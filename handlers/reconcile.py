@@ -20,8 +20,8 @@ from handlers.states import enter_child, set_conflicting
 from handlers.transactions import TxView
 from storage.blobname import blob_name
 from storage.blobs import BlobFailed
-from storage.chain_txs import NOTHING, ChainTx
-from storage.pool_layout import ALL_IN_ONE, HASH, Body, Record, claim, claimant, output_hash, pack_outpoints
+from storage.history.layout import TxFound
+from storage.pool_layout import ALL_IN_ONE, HASH, NOTHING, Body, Record, claim, claimant, output_hash, pack_outpoints
 from storage.reassigned import Reassignment
 
 log = structlog.get_logger("transactions")
@@ -138,7 +138,7 @@ def agree(view: TxView, txid: bytes) -> Repair | None:
     return _agree_mined(view, found, record, stored)
 
 
-def _agree_claims(view: TxView, txid: bytes, found: ChainTx | None, stored: _Stored) -> Repair | None:
+def _agree_claims(view: TxView, txid: bytes, found: TxFound | None, stored: _Stored) -> Repair | None:
     """Remove claims and freezes of what the chain does not have to be spent."""
     right: dict[int, bytes] = {}
     for index, row in stored.rows.items():
@@ -152,7 +152,7 @@ def _agree_claims(view: TxView, txid: bytes, found: ChainTx | None, stored: _Sto
     return Repair(txid, "claims of what the chain does not have", _displaced(view, stored, right))
 
 
-def _agree_mined(view: TxView, found: ChainTx, record: Record, stored: _Stored) -> Repair | None:
+def _agree_mined(view: TxView, found: TxFound, record: Record, stored: _Stored) -> Repair | None:
     """Rewrite the record of a transaction in the active chain from the chain, if they differ."""
     right, there = _right(view, found, stored), view.chain.record(view.txn, found)
     in_step = record.mined and not record.conflicting and there.main_ids[0] in record.main_ids
@@ -178,7 +178,7 @@ def _agree_mined(view: TxView, found: ChainTx, record: Record, stored: _Stored) 
     return Repair(found.txid, "it is not what the chain has", _displaced(view, stored, right))
 
 
-def _agree_moved(view: TxView, found: ChainTx, record: Record) -> bool:
+def _agree_moved(view: TxView, found: TxFound, record: Record) -> bool:
     """Make reassigned outputs agree with the chain: their first owners, and whether it spends them.
 
     Returns whether that changed anything.
@@ -200,7 +200,7 @@ def _agree_moved(view: TxView, found: ChainTx, record: Record) -> bool:
     return changed
 
 
-def _right(view: TxView, found: ChainTx, stored: _Stored) -> dict[int, bytes]:
+def _right(view: TxView, found: TxFound, stored: _Stored) -> dict[int, bytes]:
     """Return the slots that the record of a transaction in the active chain should have."""
     right: dict[int, bytes] = {}
     for index, row in view.chain.slots(view.txn, found)[0].items():
@@ -219,7 +219,7 @@ def _right(view: TxView, found: ChainTx, stored: _Stored) -> dict[int, bytes]:
     return right
 
 
-def _agree_unmined(view: TxView, txid: bytes, failed: ChainTx | None, record: Record, stored: _Stored) -> Repair | None:
+def _agree_unmined(view: TxView, txid: bytes, failed: TxFound | None, record: Record, stored: _Stored) -> Repair | None:
     """Free what no transaction claims, and let a transaction that waits for a block hold what it spends, or lose."""
     if record.mined or record.conflicting:  # long ago, or its spenders are those of its collateral return
         return None

@@ -20,12 +20,12 @@ from handlers import spending
 from handlers.spending import Rules, TxFault
 from storage.blobname import blob_name
 from storage.blobs import Blobs
-from storage.chain_txs import ChainTx, count, in_order
 from storage.disk import Txn
 from storage.ghost_layout import Ghost
+from storage.history.layout import TxFound
 from storage.history.mined import MinedStore
 from storage.pool import Pool
-from storage.pool_layout import FROZEN, HASH, HIGHEST, NO_NAME, Body, OutPoint, Page, Record, claim
+from storage.pool_layout import FROZEN, HASH, HIGHEST, NO_NAME, Body, OutPoint, Page, Record, claim, in_order
 from storage.pool_rows import PoolRows
 
 
@@ -34,7 +34,7 @@ class Held(Struct):
 
     txid: bytes
     record: Record
-    chain_tx: ChainTx | None = None
+    chain_tx: TxFound | None = None
     ghost: Ghost | None = None
 
 
@@ -162,14 +162,14 @@ class TxView:
         rows = {index: found and self.chain.slot(self.txn, found, index) for index in claims}
         return {index: (rows[index] or NO_NAME)[:HASH] + by for index, by in claims.items()}
 
-    def counted(self, tx: ChainTx) -> tuple[Record, dict[int, bytes]]:
+    def counted(self, tx: TxFound) -> tuple[Record, dict[int, bytes]]:
         """Return the whole record that a transaction of the chain would have, and its slots.
 
         `delete_at` is the height at which a record would be deleted, if blocks have spent all outputs.
         """
         record, (slots, last) = self.chain.record(self.txn, tx), self.chain.slots(self.txn, tx)
         claims = {index: row for index, row in self._claims_on_chain(tx.txid).items() if index in slots}
-        count(record, slots := slots | claims)
+        record.count(slots := slots | claims)
         if slots and record.all_spent and last is not None and not claims:
             record.delete_at = last + self.rules.retention
         return record, slots
@@ -216,7 +216,7 @@ class TxView:
         elif held.ghost is not None:
             self.touch(held.txid)
 
-    def make_record(self, tx: ChainTx, *, spent: Sequence[OutPoint] | None = None) -> Record:
+    def make_record(self, tx: TxFound, *, spent: Sequence[OutPoint] | None = None) -> Record:
         """Make a record of a transaction of the chain, with all that the chain still has of it."""
         record, slots = self.counted(tx)
         record.created_at = now()

@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from handlers import spending
 from handlers.transactions import Held, TxView
-from storage.chain_txs import NOTHING, ChainTx, GoingBack, in_order
-from storage.history.mined import RolledBack
-from storage.pool_layout import NO_NAME, OutPoint, Record, claim, claimant
+from storage.history.layout import TxFound
+from storage.history.mined import GoingBack, RolledBack
+from storage.pool_layout import NO_NAME, NOTHING, OutPoint, Record, claim, claimant, in_order
 from storage.rows import TxFlag
 
 
@@ -40,7 +40,7 @@ def undo_some(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) 
         spent.setdefault(spend.by, []).append((spend.input, (spend.parent, spend.output)))
     latest = {found.txid: found for found in block.transactions}
     view.read_ahead({spend.parent for spend in block.spends}.union(latest), ())
-    known = dict[ChainTx, Record]()
+    known = dict[TxFound, Record]()
     for found in block.transactions:
         inputs, record = in_order(spent.get(found.number, [])), view.record(found.txid)
         if found.flags & TxFlag.COINBASE:
@@ -96,7 +96,7 @@ def _take_return(view: TxView, txid: bytes, record: Record, indexes: list[int], 
     view.rows.put_names(txid, record, 0, names)
 
 
-def _doubt(found: ChainTx, inputs: Sequence[OutPoint], spent: list[OutPoint], back: RolledBack, undone: Undone) -> None:
+def _doubt(found: TxFound, inputs: Sequence[OutPoint], spent: list[OutPoint], back: RolledBack, undone: Undone) -> None:
     """Record a transaction that failed, or whose listed claims are uncertain."""
     if found.failed:
         undone.losers.append(found.txid)

@@ -23,6 +23,7 @@ HASH, CLAIM = 32, 36  # bytes
 FROZEN = b"\xff" * CLAIM
 NO_NAME = bytes(HASH)  # of an unspendable output
 HIGHEST = keys.HIGHEST
+_MOST_INPUTS = 1 << 24  # of a transaction: its block would not fit into a message
 ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
 _OUTPUT = Packed(">32sI")
 claim_key = Packed(">32sII").pack  # of a transaction, a page and a slot
@@ -30,6 +31,7 @@ _pack_outpoint, _pack_number = _OUTPUT.pack, Packed("<I").pack
 _NO_HASH = blake2b(digest_size=HASH)
 
 OutPoint = tuple[bytes, int]
+NOTHING: OutPoint = NO_NAME, keys.LAST_U32  # in place of an input that was missing, or listed twice
 Place = tuple[bytes, int, int]  # a transaction, a page of it, and a slot there
 
 
@@ -116,6 +118,12 @@ class Record(Page, array_like=True):
         """Return whether the names of its outputs are in the record."""
         return self.pages == 0 and self.total <= INLINE
 
+    def count(self, slots: dict[int, bytes]) -> None:
+        """Let a record of one page count these slots."""
+        self.recorded = len(slots)
+        self.spent = sum(len(row) > HASH and row[HASH:] != FROZEN for row in slots.values())
+        self.total = self.outputs = max(self.total, max(slots, default=-1) + 1)
+
     def place(self, index: int) -> tuple[int, int]:
         """Return the page and the slot of an output."""
         return divmod(index, self.page_size)
@@ -155,6 +163,23 @@ class Lock(Struct, array_like=True, frozen=True):
     process_id: int
     hostname: str
     expected_records: int
+
+
+def in_order(spent: list[tuple[int, OutPoint]]) -> list[OutPoint]:
+    """Return outpoints at the places of their inputs.
+
+    Raises:
+        Damaged: the index exceeds that of any transaction.
+    """
+    if not spent:
+        return []
+    last = max(spent)[0]
+    if last >= _MOST_INPUTS:
+        raise Damaged(f"output {spent[0][1][0].hex()}#{spent[0][1][1]} or another was spent by input {last}")
+    inputs = [NOTHING] * (last + 1)
+    for at, outpoint in spent:
+        inputs[at] = outpoint
+    return inputs
 
 
 def claim(txid: bytes, input_index: int) -> bytes:

@@ -31,7 +31,7 @@ from daemon.commands.common import store_errors
 from daemon.commands.service import one_failure
 from daemon.crash import refuse_after_crash
 from daemon.store import TABLES
-from storage import chain_txs
+from storage import pool_layout
 from storage.damage import damage
 from storage.disk import META
 from storage.errors import Damaged
@@ -565,7 +565,7 @@ def test_a_bug_outside_of_the_store_is_not_taken_for_damage() -> None:
 
 
 def test_an_input_that_no_transaction_has_costs_no_memory() -> None:
-    in_order = chain_txs.in_order
-    assert in_order([(2, (b"a", 1)), (0, (b"b", 2))]) == [(b"b", 2), chain_txs.NOTHING, (b"a", 1)]
+    in_order = pool_layout.in_order
+    assert in_order([(2, (b"a", 1)), (0, (b"b", 2))]) == [(b"b", 2), pool_layout.NOTHING, (b"a", 1)]
     with pytest.raises(Damaged, match="was spent by input 4294967294"):
         in_order([(2, (b"a", 1)), ((1 << 32) - 2, (b"b", 2))])

@@ -71,7 +71,7 @@ def _answer(config: Config, shot: Snapshot, txid: bytes, page: range) -> Answer 
     if held is None:
         return None
     home = transactions.chain.find(shot.txn, txid)
-    block = shot.point(home.ordinal) if home else None
+    block = shot.point(home.block) if home else None
     indexes = range(held.record.total)[page.start : page.stop]
     return Answer(
         tip=None if tip is None else to_tip(tip),

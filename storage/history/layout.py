@@ -138,7 +138,7 @@ class Found(Struct, frozen=True, gc=False):
 
 
 class TxFound(NamedTuple):
-    """A transaction as it is stored: its number is that of its first output."""
+    """A transaction as it is stored. Its number is that of its first output: later transactions have higher ones."""
 
     number: int
     txid: bytes
@@ -148,6 +148,11 @@ class TxFound(NamedTuple):
     fee: int | None
     size: int | None
     subtree: int | None
+
+    @property
+    def failed(self) -> bool:
+        """Return whether it failed phase 2."""
+        return bool(self.flags & TxFlag.INVALID)
 
 
 def seal(count: int, *parts: bytes) -> bytes:

@@ -1,4 +1,7 @@
-"""The transactions of the chain, read from its tables: the implementation of `storage.chain_txs`.
+"""The transactions of the chain, read from its tables.
+
+A transaction that nothing happened to but being in a block needs no record of its own, so following a chain writes
+none. A record is made of it the first time that something happens to it that these tables can't express.
 
 One snapshot serves a read or write transaction while that is the last one used; the writer of the
 chain's tables must invalidate it (`forget`).
@@ -11,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storage.chain_txs import ChainTx, GoingBack, Spend, in_order
 from storage.disk import Txn
 from storage.errors import Damaged
 from storage.history.arrays import distinct, joined, ranges
@@ -29,12 +31,13 @@ from storage.history.layout import (
     Words,
     outputs_in,
     to_body,
+    to_tx,
     words,
 )
 from storage.history.prefixes import checks
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored, read_undo
-from storage.pool_layout import HIGHEST, OutPoint, Record, claim, output_hash
+from storage.pool_layout import HIGHEST, OutPoint, Record, claim, in_order, output_hash
 from storage.rows import TxFlag
 
 _FLAGS = TxFlag.INVALID | TxFlag.COLLATERAL_RETURN | TxFlag.COINBASE
@@ -91,13 +94,32 @@ class RolledBack(NamedTuple):
         return None if found["counts"] & TxFlag.INVALID else found["id"].tobytes()
 
 
+class Spend(NamedTuple):
+    """A spend of a block that is rolled back; `apart` if the output's transaction gets no record by this."""
+
+    by: int
+    input: int
+    parent: bytes
+    output: int
+    apart: bool
+
+
+class GoingBack(NamedTuple):
+    """Some transactions of a block that is rolled back, and what they spent, both in order."""
+
+    height: int
+    block_id: int
+    transactions: list[TxFound]
+    spends: list[Spend]
+
+
 class MinedStore:
     """The transaction store's view of the chain."""
 
     def __init__(self, blocks: HistoryStore, maturity: int) -> None:
         self.blocks, self.maturity = blocks, maturity
         self._reads: _Reads | None = None
-        self._resolved: dict[bytes, ChainTx | None] = {}
+        self._resolved: dict[bytes, TxFound | None] = {}
 
     def _at(self, txn: Txn) -> _Reads:
         reads = self._reads
@@ -120,50 +142,49 @@ class MinedStore:
         first, _ = history.find_txs(txn, ids, history.prefixes(ids))
         self._resolved.update(dict.fromkeys([names[at] for at in np.flatnonzero(first < 0).tolist()]))
         numbers = distinct(first[first >= 0])
-        for records in reads.transactions(numbers):
+        for _, records, _ in reads.stored.txs.many(numbers):
             kept = records["number"] >= reads.stored.reachable
             kept |= _any(history.live.has, records["number"], outputs_in(records["counts"]))
-            self._resolved.update((found.txid, found) for found in _listed(records.compress(kept)))
+            self._resolved.update((found.txid, found) for found in map(to_tx, records.compress(kept)))
         # What has no unspent output is left to `find`, which checks whether one is restorable.
 
     # --- look-up -------------------------------------------------------------------------------------------------
 
-    def find(self, txn: Txn, txid: bytes) -> ChainTx | None:
+    def find(self, txn: Txn, txid: bytes) -> TxFound | None:
         """Return a transaction, the latest of its id, while it has unspent outputs or a rollback may reach it."""
         if txid in self._resolved:
             return self._resolved[txid]
-        found = self._at(txn).stored.find_tx(txid)
-        return None if found is None else ChainTx(txid, found.number, found.block, found.flags)
+        return self._at(txn).stored.find_tx(txid)
 
     def absent(self, txid: bytes) -> bool:
         """Return whether it was resolved that there is no such transaction."""
         return txid in self._resolved and self._resolved[txid] is None
 
-    def record(self, txn: Txn, tx: ChainTx) -> Record:
+    def record(self, txn: Txn, tx: TxFound) -> Record:
         """Return what decides about spending; the counters are `counted`'s to fill."""
         reads = self._at(txn)
-        block, found = reads.block(tx.ordinal), reads.stored.tx_of(tx.number)
-        is_coinbase, at = bool(tx.flags & TxFlag.COINBASE), min(block.height, HIGHEST)
+        block, is_coinbase = reads.stored.block(tx.block), bool(tx.flags & TxFlag.COINBASE)
+        at = min(block.height, HIGHEST)
         name = at if block.block_id is None else block.block_id
         return Record(
             outputs=0,
             recorded=0,
-            total=found.outputs - bool(found.flags & TxFlag.COLLATERAL_RETURN),
+            total=tx.outputs - bool(tx.flags & TxFlag.COLLATERAL_RETURN),
             partial=True,
             is_coinbase=is_coinbase,
             spending_height=at + self.maturity if is_coinbase else None,
             block_ids=(name,),
             main_ids=(name,),
             block_heights=(at,),
-            subtree_idxs=(found.subtree,),
-            fee=found.fee,
-            size=found.size,
+            subtree_idxs=(tx.subtree,),
+            fee=tx.fee,
+            size=tx.size,
         )
 
-    def slots(self, txn: Txn, tx: ChainTx) -> tuple[dict[int, bytes], int | None]:
+    def slots(self, txn: Txn, tx: TxFound) -> tuple[dict[int, bytes], int | None]:
         """Return the slots in the chain's tables, without claims of records, and the height of the last spend."""
         reads, first, last = self._at(txn), tx.number, 0
-        end = first + reads.stored.tx_of(first).outputs
+        end = first + tx.outputs
         numbers = reads.stored.outputs.within(first, end)
         live, bodies, slots = reads.stored.live.has(numbers), reads.stored.bodies(numbers), dict[int, bytes]()
         spenders = {} if live.all() else reads.stored.spenders(first, end)
@@ -175,12 +196,12 @@ class MinedStore:
                 by = reads.stored.tx_of(spenders[number])
                 row, last = row + claim(by.txid, reads.input_of(by, number)), max(last, by.block)
             slots[number - first] = row
-        return slots, reads.block(last).height if last else None
+        return slots, reads.stored.block(last).height if last else None
 
-    def slot(self, txn: Txn, tx: ChainTx, index: int) -> bytes | None:
+    def slot(self, txn: Txn, tx: TxFound, index: int) -> bytes | None:
         """Return a slot as the chain has it, without a claim."""
         reads, number = self._at(txn), tx.number + index
-        if index >= reads.stored.tx_of(tx.number).outputs:
+        if index >= tx.outputs:
             return None
         lives = reads.stored.live.is_set(number)
         by = None if lives else reads.stored.spender(number)
@@ -190,35 +211,37 @@ class MinedStore:
         name = output_hash(tx.txid, index, to_body(found))
         return name if by is None else name + claim(by.txid, reads.input_of(by, number))
 
-    def paid(self, txn: Txn, tx: ChainTx, index: int) -> tuple[bytes, int]:
+    def paid(self, txn: Txn, tx: TxFound, index: int) -> tuple[bytes, int]:
         """Return address and value of an output that has a slot."""
         found = self._at(txn).stored.body(tx.number + index)
         assert found is not None
         return found.address, found.value
 
-    def inputs(self, txn: Txn, tx: ChainTx) -> list[OutPoint]:
+    def inputs(self, txn: Txn, tx: TxFound) -> list[OutPoint]:
         """Return what it spent, in order of its inputs, for as long as a rollback may reach its block."""
         reads = self._at(txn)
-        if not reads.stored.state.floor < tx.ordinal <= reads.stored.state.tip:
+        if not reads.stored.state.floor < tx.block <= reads.stored.state.tip:
             return []
-        own = tx.number - reads.block(tx.ordinal).first
-        undo = reads.undo(tx.ordinal)
+        own = tx.number - reads.stored.block(tx.block).first
+        undo = reads.undo(tx.block)
         spent = undo[(undo["spender"] == own) & (undo["input"] != REPLACED)]
         homes = reads.stored.homes(distinct(spent["number"]))
         fields = zip(spent["input"].tolist(), [homes[number] for number in spent["number"].tolist()], strict=True)
         return in_order([(at, (home.txid, home.output)) for at, home in fields])
 
-    def of_block(self, txn: Txn, ordinal: int) -> list[ChainTx]:
+    def of_block(self, txn: Txn, ordinal: int) -> list[TxFound]:
         """Return a block's transactions in order."""
-        reads = self._at(txn)
-        return [found for records in reads.of_block(reads.block(ordinal)) for found in _listed(records)]
+        stored = self._at(txn).stored
+        block = stored.block(ordinal)
+        parts = stored.txs.span(block.first, block.first + block.numbers)
+        return [tx for records, _ in parts for tx in map(to_tx, records)]
 
     # --- rollback ------------------------------------------------------------------------------------------------
 
     def rolled_back(self, txn: Txn, tip: int, target: int) -> RolledBack:
         """Return what the blocks above `target` are, while all of them are there still."""
         reads = self._at(txn)
-        blocks = [reads.block(ordinal) for ordinal in range(target + 1, tip + 1)]
+        blocks = [reads.stored.block(ordinal) for ordinal in range(target + 1, tip + 1)]
         first, end = blocks[0].first, reads.stored.state.next_number
         txs = joined((part for part, _ in reads.stored.txs.span(first, end)), TX_RECORD)
         logs = [reads.undo(ordinal) for ordinal in range(target + 1, tip + 1)]
@@ -257,7 +280,7 @@ class MinedStore:
             yield GoingBack(
                 min(block.height, HIGHEST),
                 block.height if block.block_id is None else block.block_id,
-                _listed(mine),
+                list(map(to_tx, mine)),
                 [
                     Spend(by, input_, ids[i * 32 : i * 32 + 32], index, apart)
                     for i, (by, input_, index, apart) in enumerate(fields)
@@ -284,10 +307,6 @@ class _Reads:
         self.stored: Stored = blocks.stored(txn)
         self._undo: dict[int, Records] = {}
 
-    def block(self, ordinal: int) -> Block:
-        """Return a block."""
-        return self.stored.block(ordinal)
-
     def undo(self, ordinal: int) -> Records:
         """Return what a block above the floor spent, in order."""
         if ordinal not in self._undo:
@@ -306,15 +325,6 @@ class _Reads:
             raise Damaged(f"the undo log of block {by.block} has output {number} {len(found)} times")
         return int(found[0])
 
-    def transactions(self, numbers: Numbers) -> Iterator[Records]:
-        """Yield the records of transactions, by the ascending numbers of their first outputs."""
-        for _, records, _ in self.stored.txs.many(numbers):
-            yield records
-
-    def of_block(self, block: Block) -> Iterator[Records]:
-        """Yield the records of a block's transactions in order."""
-        return self.transactions(self.stored.txs.within(block.first, block.first + block.numbers))
-
 
 def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Flags:
     """Return of which ranges of numbers at least one is set."""
@@ -323,10 +333,3 @@ def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Fl
         starts = np.cumsum(counts[some]) - counts[some]
         found[some] = np.logical_or.reduceat(has(ranges(first[some], counts[some])), starts)
     return found
-
-
-def _listed(records: Records) -> list[ChainTx]:
-    """Return transactions in order."""
-    ids, flags = records["id"].tobytes(), records["counts"] & np.uint32(_FLAGS)
-    fields = zip(records["number"].tolist(), records["block"].tolist(), flags.tolist(), strict=True)
-    return [ChainTx(ids[n * 32 : n * 32 + 32], *each) for n, each in enumerate(fields)]
