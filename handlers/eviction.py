@@ -1,37 +1,35 @@
 """Limits of pending submissions: the oldest are evicted first, each with all its descendants.
 
 A package is taken apart from its ends: a transaction goes only when nothing unmined builds on it any more, so the store
-is whole after every step, and a step is bounded however large the package is. Where a step has stopped the next one
-continues. What has a frozen or reassigned output stays, with everything that it builds on: submitted again it would be
+is whole after every step, and a step is bounded however large the package is. The next step continues where one has
+stopped. What has a frozen or reassigned output stays, with everything that it builds on: submitted again it would be
 neither. Only submissions count: what was in a block and waits again after a rollback is not evicted for its own sake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from time import time
 
 import structlog
 from msgspec import Struct, field
 
-from handlers import spending
 from handlers.causes import AnyCause, Expired, Withdrawn
 from handlers.claims import spend
 from handlers.creation import Write
 from handlers.events import Tx, TxSubmitted
-from handlers.new_records import known, large, size_of
+from handlers.new_records import known, size_of
 from handlers.removal import remove
 from handlers.spending import Rules, TxFault
 from handlers.states import Status
 from handlers.transactions import TxView
-from storage.pool_layout import Record, claimant
+from storage.pool_layout import FROZEN, HASH
 
 log = structlog.get_logger("transactions")
 
 _ROWS = 5_000  # that a step examines before it stops
 _ANCESTORS = 1_000  # unmined transactions that one may build on while the limits are reached
 _STEPS = 200  # for one large submission
-_AT_ONCE = 1_000  # children that are remembered of one transaction
 
 Report = Callable[[TxView, bytes, Status, int | None, AnyCause], None]  # transaction, status, height or None, cause
 _CAUSES: dict[str, AnyCause] = {"limit": Withdrawn("evicted"), "age": Expired()}
@@ -52,11 +50,8 @@ class _Gone(Struct):
     oldest_at: int | None = None  # milliseconds
 
 
-class _Visit(Struct):
-    """A transaction on the way to one that nothing builds on: the page that is examined, children seen there."""
-
-    page: int = 0
-    children: list[bytes] = []
+class _Stays(Exception):
+    """A transaction is not to be evicted, or something that builds on it."""
 
 
 async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
@@ -80,31 +75,22 @@ class Evictor:
     def __init__(self, rules: Rules, report: Report) -> None:
         self._rules, self._report = rules, report
         self.numbers = EvictionNumbers()
-        self._path: dict[bytes, _Visit] = {}  # from the oldest submission to one that builds on it
-        self._gone, self._wrote = _Gone(), False
+        self._way: list[bytes] = []  # from the oldest submission down to where the last step has stopped
+        self._rows = 0  # that this step may still examine
+        self.begin()
 
     def begin(self) -> None:
         """Reset the results of an attempt at this write."""
-        if self._wrote:
-            self._path.clear()
-        self._gone, self._wrote = _Gone(), False
+        self._gone = _Gone()
 
     def settle(self) -> None:
         """Count what a commit has evicted."""
-        gone, self._wrote = self._gone, False
+        gone = self._gone
         if gone.count:
             self.numbers.evicted[gone.reason] += gone.count
             age_s = None if gone.oldest_at is None else round(max(time() - gone.oldest_at / 1000, 0), 1)
             log.warning("pending_evicted", reason=gone.reason, count=gone.count, bytes=gone.size, oldest_age_s=age_s)
         self.begin()
-
-    def look_again(self, txids: Iterable[bytes] | None) -> None:
-        """Note that something may build on transactions now, or that they are marked; None means any.
-
-        If a step has stopped at one of them, its pages may not be what they were when they were passed.
-        """
-        if txids is None or not self._path.keys().isdisjoint(txids):
-            self._path.clear()
 
     # --- limits --------------------------------------------------------------------------------------------------
 
@@ -119,7 +105,9 @@ class Evictor:
         """
         tx = event.tx
         size, most = size_of(tx), self._rules.max_pending_bytes
-        if not self._full(view, size) or self._half_made(view, tx) or known(view, tx):
+        record = view.record(tx.txid)
+        half_made = record is not None and record.creating  # an interrupted attempt, which has its space
+        if not self._full(view, size) or half_made or known(view, tx):
             return 0, True
         if most and size > most:
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
@@ -130,11 +118,6 @@ class Evictor:
         if (spared := _ancestors(view, tx)) is not None:
             self._step(view, "limit", lambda: self._full(view, size), spared)
         return self._gone.count - before, not self._full(view, size)
-
-    def _half_made(self, view: TxView, tx: Tx) -> bool:
-        """Return whether this is another attempt at a large transaction that was interrupted: it has its space."""
-        record = view.record(tx.txid)
-        return record is not None and record.creating and large(self._rules, tx)
 
     def refusal(self, view: TxView, evicted: int) -> TxFault:
         """Return why a submission is refused although this many others were evicted for it."""
@@ -162,7 +145,7 @@ class Evictor:
     @property
     def under_way(self) -> bool:
         """Return whether the last step has stopped within a package."""
-        return bool(self._path)
+        return bool(self._way)
 
     def evict_aged(self, view: TxView, now: int) -> None:
         """Evict some of what is too old."""
@@ -171,80 +154,84 @@ class Evictor:
     # --- a step --------------------------------------------------------------------------------------------------
 
     def _step(self, view: TxView, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
-        """Evict whole packages while needed, up to the limit of one step."""
-        rows, self._wrote, passed = _ROWS, True, set(spared)
-        self._gone.reason = reason
-        if self._path and next(iter(self._path)) in passed:
-            self._path.clear()
-        while rows > 0 and (self._path or wanted()):
-            if not self._path:
+        """Evict whole packages while needed, up to the limit of one step.
+
+        When something in a package has to stay, its oldest submission is put back in line.
+        """
+        self._gone.reason, self._rows, passed = reason, _ROWS, set(spared)
+        if self._way and self._way[0] in passed:
+            self._way.clear()
+        while self._rows > 0 and (self._way or wanted()):
+            if not self._way:
                 oldest = next((txid for txid in _oldest(view) if txid not in passed), None)
                 if oldest is None:
                     return
-                self._path = {oldest: _Visit()}
-            rows -= self._visit(view, passed)
+                self._way = [oldest]
+            try:
+                self._walk(view)
+            except _Stays:
+                passed.add(first := self._way[0])
+                self._way.clear()
+                record = view.record(first)
+                if record is not None and record.submission is not None:  # the last in the order, as old as it is
+                    record.submission = view.rows.next_number()
+                    view.put(first, record)
 
-    def _visit(self, view: TxView, passed: set[bytes]) -> int:
-        """Go one transaction on, or remove one; return how many rows were examined.
+    def _walk(self, view: TxView) -> None:
+        """Go through what builds on the last place of the way; evict that on which nothing builds any more."""
+        at, path, done = self._way[-1], dict[bytes, Iterator[bytes]](), dict[bytes, None]()
+        record = view.record(at)
+        if record is not None and record.unmined_since is not None:  # else a block has it meanwhile, or it was removed
+            path[at] = _children(view, at)
+        self._rows -= 1
+        while path and self._rows > 0:
+            self._rows -= 1
+            txid, children = next(reversed(path.items()))
+            child = next(children, None)
+            if child is None:
+                done[txid] = None
+                del path[txid]
+            elif child in path:
+                raise _Stays
+            elif child not in done:
+                path[child] = _children(view, child)
+        for txid in done:
+            self._evict(view, txid)
+        if not path:
+            self._way.pop()
+        elif (deepest := next(reversed(path))) != at:
+            self._way.append(deepest)
 
-        When something on the way has to stay, the submission at its beginning is put back in line, and is `passed`.
-        """
-        txid, at = next(reversed(self._path.items()))
-        record = view.record(txid)
-        if record is None or record.unmined_since is None:  # a block contains it meanwhile, or it was removed
-            del self._path[txid]
-            return 1
-        rows = 1
-        if not at.children:
-            stays, rows = self._look(view, txid, record, at)
-            if stays:
-                passed.add(first := next(iter(self._path)))
-                self._path.clear()
-                oldest = view.record(first)
-                if oldest is not None and oldest.submission is not None:  # the last in the order, as old as it is
-                    oldest.submission = view.rows.next_number()
-                    view.put(first, oldest)
-                return rows
-        if at.children:
-            self._path[at.children.pop()] = _Visit()
-        elif at.page < record.pages:
-            at.page += 1
-        else:
-            del self._path[txid]
-            self._evict(view, txid, record)
-        return rows
-
-    def _look(self, view: TxView, txid: bytes, record: Record, at: _Visit) -> tuple[bool, int]:
-        """Find what builds on a page; return whether something there has to stay, and how many rows that were."""
-        page = view.rows.page(txid, at.page)
-        if record.creating or page is None or page.reassignments:
-            return True, 1
-        rows, found = 1, dict[bytes, None]() if at.page else dict.fromkeys(record.conflicting_children)
-        for _, row in view.slots(txid, at.page):
-            rows += 1
-            if spending.frozen(row):
-                return True, rows
-            if spending.spent(row):
-                found[claimant(row)[0]] = None
-        for child in found:
-            other = view.record(child)
-            if other is None:
-                continue
-            if other.unmined_since is None or child in self._path:
-                return True, rows
-            at.children.append(child)
-            if len(at.children) == _AT_ONCE:
-                break
-        return False, rows + len(at.children)
-
-    def _evict(self, view: TxView, txid: bytes, record: Record) -> None:
-        gone = self._gone
+    def _evict(self, view: TxView, txid: bytes) -> None:
+        gone, record = self._gone, view.record(txid)
+        assert record is not None
         remove(view, txid, record)
         self._report(view, txid, "pruned", None, _CAUSES[gone.reason])
         gone.count += 1
         if record.submission is not None:
             gone.size += record.weight
             gone.oldest_at = min(gone.oldest_at or record.created_at, record.created_at)
+
+
+def _children(view: TxView, txid: bytes) -> Iterator[bytes]:
+    """Yield the unmined transactions that build on one, or raise `_Stays`."""
+    view.touch(txid)  # the claims on a ghost have rows then
+    record = view.record(txid)
+    if record is None or record.creating:
+        raise _Stays
+    found = dict.fromkeys(record.conflicting_children)
+    for number in range(record.pages + 1):
+        page, claims = view.rows.page(txid, number), view.rows.claims(txid, number).values()
+        if page is None or page.reassignments or FROZEN in claims:
+            raise _Stays
+        found.update(dict.fromkeys(by[:HASH] for by in claims))
+        for child in found:
+            other = view.record(child)
+            if other is not None and other.unmined_since is None:
+                raise _Stays
+            if other is not None:
+                yield child
+        found.clear()
 
 
 def _ancestors(view: TxView, tx: Tx) -> set[bytes] | None:

@@ -11,7 +11,6 @@ from handlers import conflicts, removal, states
 from handlers.causes import Decided, InBlock, Withdrawn
 from handlers.events import (
     AckStatus,
-    OperatorMessage,
     OutPoint,
     OutputReassigned,
     OutputsFrozen,
@@ -74,9 +73,6 @@ class Order(Struct, eq=False):
                 _all_or_nothing(view, self.tx_blocks, event)
         except TxFault as fault:
             self.refused = fault.refusal()
-        if evictor.under_way:
-            parents = [txid for txid, _ in self.claimed()]
-            evictor.look_again(None if isinstance(event, OperatorMessage) else self.touched() + parents)
 
 
 def _all_or_nothing(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:

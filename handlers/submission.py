@@ -112,7 +112,6 @@ async def create_large(large: Large, chain: Chain, writer: CapacityLimiter) -> l
 
     def created(view: TxView, rival: bytes | None) -> None:
         assert isinstance(event, TxSubmitted)
-        tx_blocks.evictor.look_again(txid for txid, _ in event.tx.inputs)
         _publish(view, tx_blocks, event.tx.txid, rival)
 
     def submit_existing(view: TxView) -> AckStatus | None:

@@ -175,7 +175,6 @@ def test_an_operators_mark_is_not_lost(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("shape", ["chain", "fan", "tree"])
 def test_a_large_package_is_evicted_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
     monkeypatch.setattr(eviction, "_ROWS", 60)
-    monkeypatch.setattr(eviction, "_AT_ONCE", 7)
     size, down = 72, 0
     with open_pool(tmp_path, max_pending_count=size + 1) as pool:
         parents: dict[str, Callable[[int], tuple[int, int]]] = {
@@ -206,7 +205,7 @@ def test_a_large_package_is_evicted_step_by_step(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("again", [False, True], ids=["a child", "the same again"])
 def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
-    """A page that was passed may be spent before the next step: by a new child, or after the transaction came again."""
+    """Before the next step an output may be spent by a new child, also after the transaction came again."""
     monkeypatch.setattr(eviction, "_ROWS", 5)
     with open_pool(tmp_path, max_pending_age_s=100.0, batch_size=10) as pool:
         old, real = pay("old", outs=30), pool.tx_blocks.transactions
@@ -219,14 +218,34 @@ def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytes
 
         monkeypatch.setattr("handlers.new_records.now", lambda: int((time() - 200) * 1000))
         pool.chain.write_alone(make)
+        children = [pay(f"child {n}", at("old", n)) for n in range(0, 30, 5)]
+        accepted(pool.submit(*children), *[0] * len(children))
         assert evict_aged(pool.chain, pool.tx_blocks) is not None and pool.known(old.txid)
+        left = [child for child in children if pool.known(child.txid)]
+        assert 0 < len(left) < len(children)
         if again:
             accepted(pool.send(TxWithdrawn(txids=[old.txid], reason="evicted")), 0)
             pool.chain.write_alone(make)
-        accepted(pool.submit(pay("child", at("old"))), 0)
+        accepted(pool.submit(pay("late", at("old", 1))), 0)
         while evict_aged(pool.chain, pool.tx_blocks) is not None:
-            assert pool.known(old.txid) or not pool.known(txid("child"))
-        assert not pool.known(old.txid) and not pool.known(txid("child"))
+            assert pool.known(old.txid) or not pool.known(txid("late"))
+        assert pool.pending() == []
+
+
+def test_a_package_that_a_step_has_begun_is_spared_for_what_builds_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "_ROWS", 10)
+    with open_pool(tmp_path, max_pending_count=8) as pool:
+        children = [pay(f"child {n}", at("root", n)) for n in range(7)]
+        accepted(pool.submit(pay("root", outs=20), *children), *[0] * 8)
+        assert isinstance(pool.submit(pay("new"))[0], Ack)
+        left = len(pool.pending())
+        assert 2 < left < 8 and pool.known(txid("root"))
+        accepted(pool.submit(*(pay(f"more {n}") for n in range(left, 8))), *[0] * (8 - left))
+        answer = pool.submit(pay("late", at("root", 19)))[0]
+        assert isinstance(answer, Ack) and answer.evicted and {*ids("root", "late")} <= {*pool.pending()}
+        pool.assert_sound()
 
 
 COUNT = 8
