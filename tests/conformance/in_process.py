@@ -26,7 +26,7 @@ from handlers.prune_cycle import Cycle, Tables
 from handlers.prune_request import Request, Terms
 from handlers.pruner import Pruner
 from handlers.spending import Rules, TxFault
-from handlers.transactions import TxView
+from handlers.transactions import Held, TxView
 from handlers.tx_blocks import TxBlocks
 from handlers.tx_query import Slot, Transaction, TxQuery
 from handlers.utxo import Committed, Limits, Turns, follow_chain
@@ -156,40 +156,35 @@ class InProcess:
 
     # --- questions -----------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _found(self, txid: bytes) -> Iterator[tuple[TxQuery, Held | None]]:
+        with self.disk.read() as txn:
+            query = TxQuery(self.transactions.view(txn))
+            yield query, query.find(txid)
+
     def knows(self, txid: bytes) -> bool:
         with self.disk.read() as txn:
             return self.transactions.view(txn).get(txid) is not None
 
     def transaction(self, txid: bytes) -> Transaction | None:
         """Return what `/txs/{txid}` answers."""
-        with self.disk.read() as txn:
-            query = TxQuery(self.transactions.view(txn))
-            held = query.find(txid)
+        with self._found(txid) as (query, held):
             return None if held is None else query.transaction(held)
 
     def raw(self, txid: bytes) -> bytes | None:
         """Return what `/txs/{txid}/raw` answers."""
-        with self.disk.read() as txn:
-            query = TxQuery(self.transactions.view(txn))
-            held = query.find(txid)
+        with self._found(txid) as (query, held):
             if held is None or (raw := query.raw(held)) is not None:
                 return None if held is None else raw
         return self.transactions.blob(held)
 
     def output(self, outpoint: OutPoint) -> Slot | None:
         """Return what `/txs/{txid}/utxos` answers of one output."""
-        with self.disk.read() as txn:
-            query = TxQuery(self.transactions.view(txn))
-            held = query.find(outpoint[0])
-            if held is None or outpoint[1] >= held.record.total:
-                return None
-            return query.slots(held, [outpoint[1]])[0]
+        return next(iter(self.outputs(outpoint[0])[outpoint[1] :]), None)
 
     def outputs(self, txid: bytes) -> list[Slot]:
         """Return what `/txs/{txid}/utxos` answers."""
-        with self.disk.read() as txn:
-            query = TxQuery(self.transactions.view(txn))
-            held = query.find(txid)
+        with self._found(txid) as (query, held):
             return [] if held is None else query.slots(held, range(held.record.total))
 
     def waiting(self, status: Status, order: Order = "age") -> list[Waiting]:
