@@ -6,18 +6,17 @@ import json
 import re
 import sqlite3
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
 import patience
-import pytest
 from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
 from daemons import Client, Daemon, Message, home, running, statuses, utxod
-from questions import Web
+from questions import Api, failure, running_api
 from scenarios import at, back_to, block, chain, digest, output, tx
 from test_metrics import scrape
 from test_recovery_service import Explorer
@@ -53,6 +52,31 @@ def rows(daemon: Daemon) -> dict[str, str]:
     return {row["txid"]: row["status"] for row in listed}
 
 
+def shown(daemon: Daemon, name: str) -> Any:
+    return json.loads(output_of(daemon, "show", digest("tx", name).hex(), "--json"))
+
+
+def status(daemon: Daemon, name: str) -> str | None:
+    return rows(daemon).get(digest("tx", name).hex())
+
+
+@contextmanager
+def subscribed(daemon: Daemon) -> Iterator[Client]:
+    with daemon.client() as listener:
+        listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+        yield listener
+
+
+def published(listener: Client, name: str, last: str) -> list[str]:
+    """Return the statuses of a transaction up to one; a final one is published after its row is written."""
+    found = list[str]()
+    while found[-1:] != [last]:
+        fact = listener.receive()
+        assert fact is not None
+        found += [fact["status"]] if fact["txid"] == digest("tx", name).hex() else []
+    return found
+
+
 def named(**expected: str) -> dict[str, str]:
     return {digest("tx", name).hex(): status for name, status in expected.items()}
 
@@ -77,10 +101,13 @@ def test_commands_read_the_tables_on_a_read_only_disk(tmp_path: Path) -> None:
 
 
 def test_a_row_follows_its_transaction(folder: Path) -> None:
-    """Pending, confirmed when it is deep enough, deleted when another has won, pending again when blocks go back."""
-    with running(folder, recovery=SOON, utxo={"rollback_window": 20}) as daemon, daemon.client() as client:
-        listener = daemon.client()
-        listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+    """Pending, confirmed when it is deep enough, deleted when another has won, pending again after a rollback."""
+    with (
+        running(folder, recovery=SOON, utxo={"rollback_window": 20}) as daemon,
+        daemon.client() as client,
+        subscribed(daemon) as listener,
+        subscribed(daemon) as other,
+    ):
         first = block(None, FUNDS)
         client.feed([first])
         submit(client, pay("mined", 0), pay("loses", 1), pay("waits", 2))
@@ -88,33 +115,17 @@ def test_a_row_follows_its_transaction(folder: Path) -> None:
         second = block(first, pay("mined", 0), tx("wins", output("bob"), spends=[at("funds", 1)]))
         client.feed([second])
         until(lambda: rows(daemon), named(mined="pending", loses="deleted", waits="pending"))
+        assert published(other, "loses", "deleted") == ["pending", "conflicting", "deleted"]
         more = chain(2, second)
         client.feed(more)
         until(lambda: rows(daemon), named(mined="confirmed", loses="deleted", waits="pending"))
-        received: list[tuple[str, str]] = []
-
-        def hear_until_confirmed() -> None:
-            """What recovery tells is not in the log yet when the row says so."""
-            while received[-1:] != [("mined", "confirmed")]:
-                fact = listener.receive()
-                assert fact is not None
-                names = {digest("tx", name).hex(): name for name in ("mined", "loses", "waits")}
-                received.append((names.get(fact["txid"], "another"), fact["status"]))
-
-        hear_until_confirmed()
+        assert published(listener, "mined", "confirmed") == ["pending", "mined", "confirmed"]
         client.feed([back_to(first)])
-        until(lambda: rows(daemon)[digest("tx", "mined").hex()], "pending")
+        until(lambda: status(daemon, "mined"), "pending")
         client.feed([second, *more])
-        until(lambda: rows(daemon)[digest("tx", "mined").hex()], "confirmed")
-        assert rows(daemon)[digest("tx", "waits").hex()] == "pending"
-        received.append(("another", "block"))
-        hear_until_confirmed()
-        listener.close()
-        assert [status for name, status in received if name == "mined"] == [
-            *("pending", "mined", "confirmed"),
-            *("pending", "mined", "confirmed"),
-        ]
-        assert [status for name, status in received if name == "loses"] == ["pending", "conflicting", "deleted"]
+        until(lambda: status(daemon, "mined"), "confirmed")
+        assert published(listener, "mined", "confirmed") == ["pending", "mined", "confirmed"]
+        assert status(daemon, "waits") == "pending"
         assert daemon.term() == 0
         assert "recovery_stopped" in daemon.events()
 
@@ -127,16 +138,16 @@ def test_operators_replay_discard_and_reopen(folder: Path) -> None:
         txid = digest("tx", "waits").hex()
         until(lambda: rows(daemon), {txid: "pending"})
         assert daemon.run("recovery", "replay", txid).returncode == 1  # it is neither dead nor an orphan
-        assert txid in output_of(daemon, "discard", txid, "--reason", "nobody wants it")
-        shown = json.loads(output_of(daemon, "show", txid, "--json"))
-        assert (shown["status"], shown["message"], shown["history"]) == ("deleted", "nobody wants it", [])
+        assert txid in output_of(daemon, "discard", txid, "--reason", "not needed")
+        row = shown(daemon, "waits")
+        assert (row["status"], row["message"], row["history"]) == ("deleted", "not needed", [])
         until(lambda: "discarded_withdrawn" in daemon.events(), True)
         with daemon.client() as client:
             submit(client, pay("later", 1))
         later = digest("tx", "later").hex()
         until(lambda: rows(daemon), {txid: "deleted", later: "pending"})  # so that it was withdrawn was read
         assert txid in output_of(daemon, "reopen", txid)
-        assert json.loads(output_of(daemon, "show", txid, "--json"))["reopened"] == 2
+        assert shown(daemon, "waits")["reopened"] == 2
         until(lambda: "no source has the transaction" in output_of(daemon, "show", txid), True)  # looked at, again
         assert txid in output_of(daemon, "discard", txid) and later in output_of(daemon, "discard", later)
         assert later in output_of(daemon, "reopen", later)
@@ -147,30 +158,22 @@ def test_operators_replay_discard_and_reopen(folder: Path) -> None:
 
 
 def test_a_node_is_queried_too_and_its_circuit_is_reported(folder: Path) -> None:
-    """What it has deep enough is confirmed. While it is away nothing is held against what only it could know."""
+    """What the node has deep enough is confirmed. While it is away no attempt is counted."""
     there = Explorer()
     there.mined[digest("tx", "ahead").hex()] = 95
-    http = {"workers": 1, "listen": f"unix:{folder}/http"}
     with serving(cast("FakeNode", there)) as server:
         url = f"http://{quote(LOGIN, safe=':')}@127.0.0.1:{server.port}"
         wish = SOON | {"node_url": url, "retry_base": "50ms", "retry_cap": "50ms"}
-        with running(folder, recovery=wish, http=http) as daemon, daemon.client() as client:
-            listener = daemon.client()
-            listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
-            client.feed([block(None, FUNDS)])
-            submit(client, pay("ahead", 0))
-            until(lambda: rows(daemon), named(ahead="confirmed"))
-            assert json.loads(output_of(daemon, "show", digest("tx", "ahead").hex(), "--json"))["message"] == (
-                "mined at height 95"
-            )
-            received = [listener.receive() for _ in range(2)]
-            assert [fact and fact["status"] for fact in received] == ["pending", "confirmed"]
-            listener.close()
-            until(lambda: scrape(daemon).get("utxod_recovery_settled_total{status=confirmed}"), 1)
-            numbers = scrape(daemon)
+        with running_api(folder, recovery=wish) as api, subscribed(api.daemon) as listener:
+            api.feed(block(None, FUNDS), {"type": "TxSubmitted", "tx": pay("ahead", 0)})
+            until(lambda: rows(api.daemon), named(ahead="confirmed"))
+            assert shown(api.daemon, "ahead")["message"] == "mined at height 95"
+            assert published(listener, "ahead", "confirmed") == ["pending", "confirmed"]
+            until(lambda: scrape(api).get("utxod_recovery_settled_total{status=confirmed}"), 1)
+            numbers = scrape(api)
             assert numbers["utxod_recovery_outcomes_total{outcome=valid}"] == 1
             assert numbers["utxod_recovery_leader"] == 1 <= numbers["utxod_recovery_claims_total"]
-            assert node_circuit(daemon) == "closed"
+            assert node_circuit(api) == "closed"
             there.says = Fault(-28, "Loading block index")
             with closing(sqlite3.connect(folder / "data" / "recovery.db")) as connection, connection:
                 connection.execute(
@@ -178,29 +181,34 @@ def test_a_node_is_queried_too_and_its_circuit_is_reported(folder: Path) -> None
                     " VALUES (?, 'pending', 0, 0, 0, 0)",
                     (digest("tx", "unknown"),),
                 )
-            until(lambda: node_circuit(daemon), "open")
-            row = json.loads(output_of(daemon, "show", digest("tx", "unknown").hex(), "--json"))
+            until(lambda: node_circuit(api), "open")
+            row = shown(api.daemon, "unknown")
             assert (row["status"], row["attempts"], row["history"]) == ("pending", 0, [])
             assert "Loading block index" in row["last_error"] or "not queried for some time" in row["last_error"]
             there.says = None
-            until(lambda: node_circuit(daemon), "closed")
+            until(lambda: node_circuit(api), "closed")
+
+
+def node_circuit(api: Api) -> str:
+    """Return the metrics of the node's circuit breaker."""
+    found = re.compile(r"utxod_recovery_circuit\{.*source=node.*\}")
+    (state,) = [name for name, value in scrape(api).items() if value and found.fullmatch(name)]
+    return str(re.findall("state=(\\w+)", state)[0])
 
 
 def test_what_is_discarded_claims_nothing(folder: Path) -> None:
-    """Others may spend its inputs; what builds on it goes too, and subscribers hear why. A frozen one stays."""
+    """Its inputs can be spent, its descendants are discarded too, and the cause is published. A frozen one stays."""
     shared = {"ttl": "1h", "scan_interval": "200ms"}
     with running(folder, recovery=shared) as daemon, daemon.client() as client:
-        listener = daemon.client()
         client.feed([block(None, FUNDS)])
         child = tx("child", output("child"), spends=[at("stuck")])
         submit(client, pay("stuck", 0), child, pay("other", 1))
         until(lambda: rows(daemon), named(stuck="pending", child="pending", other="pending"))
         rival = {"type": "TxSubmitted", "tx": tx("rival", output("rival"), spends=[at("funds", 0)])}
         assert client.ask(rival)["type"] == "Error"
-        listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
-        output_of(daemon, "discard", digest("tx", "stuck").hex())
-        received = [listener.receive() for _ in range(2)]
-        listener.close()
+        with subscribed(daemon) as listener:
+            output_of(daemon, "discard", digest("tx", "stuck").hex())
+            received = [listener.receive() for _ in range(2)]
         reported = [(fact["txid"], fact["cause"]) for fact in received if fact is not None]
         withdrawn = {"type": "withdrawn", "reason": "operator"}
         assert reported == [(digest("tx", name).hex(), withdrawn) for name in ("stuck", "child")]
@@ -210,7 +218,7 @@ def test_what_is_discarded_claims_nothing(folder: Path) -> None:
         output_of(daemon, "discard", digest("tx", "rival").hex())
         daemon.kill()  # whether it was withdrawn or not
         daemon.start()
-        until(lambda: rows(daemon)[digest("tx", "rival").hex()], "deleted")
+        until(lambda: status(daemon, "rival"), "deleted")
     with running(folder, recovery=shared) as daemon, daemon.client() as client:
         until(lambda: client.ask({"type": "TxSubmitted", "tx": pay("third", 0)}).get("status"), "accepted")
         assert client.ask({"type": "OutputsFrozen", "outpoints": [at("other")]})["status"] == "accepted"
@@ -221,93 +229,54 @@ def test_what_is_discarded_claims_nothing(folder: Path) -> None:
         daemon.assert_sound()
 
 
-@pytest.mark.parametrize("requests", ["chain", "node"])
-def test_a_transaction_that_no_other_source_has_becomes_an_orphan_though_we_hold_it(
-    folder: Path, requests: str
-) -> None:
-    """Until a block has it after all. What the node's pool has is no orphan."""
-    there = Explorer()
-    there.mempool.add(digest("tx", "known").hex())
-    with serving(cast("FakeNode", there)) as server:
-        wish: dict[str, Any] = SOON | {"not_found_grace_period": "2s"}
-        if requests == "node":
-            wish["node_url"] = f"http://{quote(LOGIN, safe=':')}@127.0.0.1:{server.port}"
-        with running(folder, recovery=wish) as daemon, daemon.client() as client:
-            listener = daemon.client()
-            listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
-            client.hello(network_tip={"height": 1})
-            first = block(None, FUNDS)
-            client.feed([first])
-            submit(client, pay("unknown", 0), *([pay("known", 1)] if requests == "node" else []))
-            others = {"known": "pending"} if requests == "node" else {}
-            until(lambda: rows(daemon), named(unknown="orphan", **others))
-            shown = json.loads(output_of(daemon, "show", digest("tx", "unknown").hex(), "--json"))
-            assert shown["message"] == "it never reached the chain" and shown["not_found"] >= 3
-            received = list[str]()
-
-            def hear(status: str) -> None:
-                """Receive facts up to one: an orphan is published after its row is written."""
-                while received[-1:] != [status]:
-                    fact = listener.receive()
-                    assert fact is not None
-                    received.extend([fact["status"]] if fact["txid"] == digest("tx", "unknown").hex() else [])
-
-            hear("orphan")
-            second = block(first, pay("unknown", 0))
-            client.feed([second])
-            until(lambda: rows(daemon)[digest("tx", "unknown").hex()], "pending")
-            client.feed(chain(2, second))
-            until(lambda: rows(daemon)[digest("tx", "unknown").hex()], "confirmed")
-            hear("confirmed")
-            listener.close()
-            assert received == ["pending", "orphan", "mined", "confirmed"]
-
-
-def node_circuit(daemon: Daemon) -> str:
-    """Return the metrics of the node's circuit breaker."""
-    found = re.compile(r"utxod_recovery_circuit\{.*source=node.*\}")
-    (state,) = [name for name, value in scrape(daemon).items() if value and found.fullmatch(name)]
-    (current,) = re.findall("state=(\\w+)", state)
-    return str(current)
+def test_a_held_transaction_that_no_other_source_has_becomes_an_orphan(folder: Path) -> None:
+    """Until a block has it after all."""
+    with (
+        running(folder, recovery=SOON | {"not_found_grace_period": "2s"}) as daemon,
+        daemon.client() as client,
+        subscribed(daemon) as listener,
+    ):
+        client.hello(network_tip={"height": 1})
+        first = block(None, FUNDS)
+        client.feed([first])
+        submit(client, pay("unknown", 0))
+        until(lambda: rows(daemon), named(unknown="orphan"))
+        row = shown(daemon, "unknown")
+        assert row["message"] == "it never reached the chain" and row["not_found"] >= 3
+        assert published(listener, "unknown", "orphan") == ["pending", "orphan"]
+        second = block(first, pay("unknown", 0))
+        client.feed([second])
+        until(lambda: status(daemon, "unknown"), "pending")
+        client.feed(chain(2, second))
+        until(lambda: status(daemon, "unknown"), "confirmed")
+        assert published(listener, "unknown", "confirmed") == ["mined", "confirmed"]
 
 
 def test_pending_transactions_over_http(folder: Path) -> None:
-    http = {"workers": 1, "listen": f"unix:{folder}/http"}
-    with running(folder, recovery={"ttl": "1h"}, http=http) as daemon, Web(folder / "http") as web:
-        with daemon.client() as client:
-            client.feed([block(None, FUNDS)])
-            submit(client, *(pay(f"tx {n}", n) for n in range(5)))
-        until(lambda: len(rows(daemon)), 5)
+    with running_api(folder, recovery={"ttl": "1h"}) as api:
+        api.feed(block(None, FUNDS), *({"type": "TxSubmitted", "tx": pay(f"tx {n}", n)} for n in range(5)))
+        until(lambda: len(rows(api.daemon)), 5)
         path = "/api/v1/recovery/transactions"
-        whole = web.ask(path).json()
-        assert {row["txid"]: row["status"] for row in whole} == rows(daemon)
-        paged, cursor = list[Any](), ""
-        while True:
-            answer = web.ask(f"{path}?status=pending&count=2{cursor}")
-            paged += answer.json()
-            if "x-next-cursor" not in answer.headers:
-                break
-            cursor = f"&cursor={answer.headers['x-next-cursor']}"
-        assert paged == whole == web.ask(f"{path}?order=desc").json()[::-1]
-        assert web.ask(f"{path}?count=2&page=3").json() == whole[4:]
-        assert web.ask(f"{path}?status=dead").json() == []
-        for wrong in ("status=lost", "status=dead&status=dead", f"status=dead{cursor}", "cursor=x", "asset=00"):
-            assert web.ask(f"{path}?{wrong}").status_code == 400, wrong
+        whole = api.get(path)
+        assert {row["txid"]: row["status"] for row in whole} == rows(api.daemon)
+        assert api.web.pages(path, 2) == [whole[:2], whole[2:4], whole[4:]]
+        assert api.get(f"{path}?order=desc") == whole[::-1]
+        assert api.get(f"{path}?count=2&page=3") == whole[4:] and api.get(f"{path}?status=dead") == []
+        cursor = api.ask(f"{path}?status=pending&count=2").headers["x-next-cursor"]
+        assert api.get(f"{path}?status=pending&count=2&cursor={cursor}") == whole[2:4]
+        for wrong in ("status=lost", "status=dead&status=dead", f"status=dead&cursor={cursor}", "cursor=x", "asset=00"):
+            assert api.ask(f"{path}?{wrong}").status_code == 400, wrong
         txid = digest("tx", "tx 3").hex()
-        assert daemon.run("recovery", "discard", txid).returncode == 0
-        row = web.ask(f"{path}/{txid}").json()
+        assert api.daemon.run("recovery", "discard", txid).returncode == 0
+        row = api.get(f"{path}/{txid}")
         assert (row["status"], row["message"], row["history"]) == ("deleted", "discarded by an operator", [])
-        assert web.ask(f"{path}/{'00' * 32}").status_code == 404
-        assert web.ask(f"{path}/nonsense").status_code == 400
+        assert api.ask(f"{path}/{'00' * 32}").status_code == 404
+        assert api.ask(f"{path}/nonsense").status_code == 400
 
 
 def test_a_daemon_without_the_recovery_service(folder: Path) -> None:
-    http = {"workers": 1, "listen": f"unix:{folder}/http"}
-    with running(folder, recovery={"enabled": False}, http=http) as daemon, Web(folder / "http") as web:
-        with daemon.client() as client:
-            client.feed([block(None, FUNDS)])
-            submit(client, pay("waits", 0))
-        answer = web.ask("/api/v1/recovery/transactions")
-        assert (answer.status_code, answer.json()["error"]) == (503, "not_enabled")
+    with running_api(folder, recovery={"enabled": False}) as api:
+        api.feed(block(None, FUNDS), {"type": "TxSubmitted", "tx": pay("waits", 0)})
+        failure(api.ask("/api/v1/recovery/transactions"), 503, "not_enabled")
         assert not (folder / "data" / "recovery.db").exists()
-        assert daemon.run("recovery", "list").returncode == 1
+        assert api.daemon.run("recovery", "list").returncode == 1

@@ -85,6 +85,14 @@ def test_messages_to_systemd(tmp_path: Path, notified: socket.socket, enabled: b
             with daemon.client() as client:
                 client.ask(block(None, tx("a", output("ann"), output("bob"))))
             assert notifications(notified, "STATUS=")[-1] == "STATUS=height 1, 2 unspent outputs"
+            for broken in (False, True):  # a reload that fails has ended too
+                before = monotonic()
+                if broken:
+                    daemon.config.write_text("nonsense")
+                daemon.process.send_signal(signal.SIGHUP)
+                lines = notifications(notified, "READY=1")
+                since = lines[lines.index("RELOADING=1") + 1].removeprefix("MONOTONIC_USEC=")
+                assert before <= int(since) / 1e6 <= monotonic()
         assert daemon.term() == 0
         assert notifications(notified, "STOPPING=1")
 
@@ -117,11 +125,6 @@ def test_messages_to_systemd_under_socket_activation(tmp_path: Path, notified: s
                 assert notifications(notified, "READY=1")[-1] == "READY=1"
                 ack(client.ask(block(None)), "applied", point(block(None)))
                 assert notifications(notified, "STATUS=")[-1] == "STATUS=height 1, 0 unspent outputs"
-                begun = monotonic()
-                process.send_signal(signal.SIGHUP)
-                lines = notifications(notified, "READY=1")
-                place = lines.index("RELOADING=1")
-                assert begun <= int(lines[place + 1].removeprefix("MONOTONIC_USEC=")) / 1e6 <= monotonic()
                 assert notifications(notified, "WATCHDOG=1")
             process.terminate()
             assert notifications(notified, "STOPPING=1")
@@ -140,6 +143,20 @@ def test_a_blocked_writer_does_not_trigger_the_watchdog(tmp_path: Path, notified
             with daemon.client() as client:
                 assert client.hello()
         notifications(notified, "WATCHDOG=1")
+
+
+def test_a_service_manager_that_does_not_read_does_not_stop_the_chain(tmp_path: Path, notified: socket.socket) -> None:
+    """Its queue is full: notifications that may be lost are dropped, others are sent when there is space."""
+    filler = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    with filler, pytest.raises(BlockingIOError):
+        while True:
+            filler.sendto(b"filler\n", str(tmp_path / "notify"))
+    variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+    with running(tmp_path, variables) as daemon, daemon.client() as client:
+        for sent in chain(20):
+            assert client.ask(sent)["status"] == "applied"
+        assert notifications(notified, "READY=1")
+        assert daemon.term() == 0
 
 
 def test_stopping_is_reported_at_once(tmp_path: Path, notified: socket.socket) -> None:
@@ -188,16 +205,18 @@ def test_a_socket_that_cannot_be_created_is_one_error_line(tmp_path: Path, place
         assert reason(done).startswith(str(tmp_path / place.split("/")[0]))
 
 
-def test_sigterm_drains(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_stop_drains(tmp_path: Path, number: signal.Signals) -> None:
     blocks = chain(400, outputs=10)
     with running(tmp_path, batch={"max_delay_ms": 10}) as daemon, daemon.client() as client:
         client.send(*({"seq": n} | sent for n, sent in enumerate(blocks)))
         client.taken()
-        daemon.process.terminate()
+        daemon.process.send_signal(number)
         answers = client.rest()
         assert daemon.wait() == 0
         assert statuses(answers) == ["applied"] * 400
         assert daemon.events()[-1] == "stopped"
+        assert [line["signal"] for line in daemon.log_lines() if line["event"] == "stopping"] == [number.name]
         daemon.start()
         with daemon.client() as again:
             assert again.hello()["tip"] == point(blocks[-1])

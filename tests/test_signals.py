@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any, TypeVar
 
 import anyio
@@ -78,19 +77,6 @@ def test_signals_while_the_daemon_is_being_loaded(tmp_path: Path) -> None:
     (early / "aiosqlite.py").write_text(_SENT_WHILE_IMPORTING)
     with running(tmp_path, {"PYTHONPATH": f"{early}{os.pathsep}{ROOT}"}) as daemon, daemon.client() as client:
         assert client.hello()
-
-
-def test_sigint_drains_as_sigterm_does(tmp_path: Path) -> None:
-    """A terminal sends SIGINT for Ctrl-C."""
-    blocks = chain(300, outputs=10)
-    with running(tmp_path, batch={"max_delay_ms": 10}) as daemon, daemon.client("frames") as client:
-        client.send(*({"seq": n} | sent for n, sent in enumerate(blocks)))
-        client.taken()
-        daemon.process.send_signal(signal.SIGINT)
-        assert statuses(client.rest()) == ["applied"] * 300
-        assert daemon.wait() == 0
-        assert lines(daemon, "stopping")[0]["signal"] == "SIGINT"
-        assert daemon.export() == expected(blocks)
 
 
 def test_a_drain_that_takes_too_long_is_logged(tmp_path: Path) -> None:
@@ -379,49 +365,3 @@ def test_only_settings_that_can_be_reloaded_are_reloaded() -> None:
     assert found.config == Config(log=new.log, batch=Batch(max_delay_ms=7))
     assert difference(found.config, new).changed == []
     assert difference(found.config, new).needs_restart == found.needs_restart  # until it is restarted
-
-
-def notified(listener: socket.socket, last: str) -> list[str]:
-    received: list[str] = []
-    give_up = monotonic() + PATIENCE_S
-    while last not in received:
-        assert monotonic() < give_up, received
-        received += listener.recv(4096).decode().splitlines()
-    return received
-
-
-def test_systemd_is_notified_of_a_reload(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(str(tmp_path / "notify"))
-        listener.settimeout(PATIENCE_S)
-        with running(tmp_path, {"NOTIFY_SOCKET": str(tmp_path / "notify")}) as daemon:
-            notified(listener, "READY=1")
-            for broken in (False, True):  # a reload that fails has ended too
-                before = monotonic()
-                if broken:
-                    daemon.config.write_text("nonsense")
-                daemon.process.send_signal(signal.SIGHUP)
-                begun, since, *_, ready = notified(listener, "READY=1")
-                assert (begun, ready) == ("RELOADING=1", "READY=1")
-                assert since.startswith("MONOTONIC_USEC=")
-                assert before <= int(since.partition("=")[2]) / 1e6 <= monotonic()
-
-
-def test_a_service_manager_that_does_not_read_does_not_stop_the_chain(tmp_path: Path) -> None:
-    """Its queue is full: notifications that may be lost are dropped, others are sent when there is room."""
-    blocks = chain(20)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(str(tmp_path / "notify"))
-        listener.settimeout(PATIENCE_S)
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as filler,
-            pytest.raises(BlockingIOError),
-        ):
-            while True:
-                filler.sendto(b"filler", str(tmp_path / "notify"))
-        environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
-        with running(tmp_path, environ) as daemon, daemon.client() as client:
-            for sent in blocks:
-                assert client.ask(sent)["status"] == "applied"
-            assert notified(listener, "READY=1")
-            assert daemon.term() == 0

@@ -1,11 +1,10 @@
-"""Transactions over the socket: large ones in turn with others, kills in mixed traffic, the store switched off."""
+"""Transactions over the socket: large ones in turn with others, the store switched off, a pruner that waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import pytest
 from daemons import Client, Daemon, Encoding, Message, ack, running, statuses
@@ -27,6 +26,7 @@ from tx_messages import (
     turn,
 )
 
+from daemon.metrics import daemon_numbers
 from storage.disk import Disk
 from storage.pool_layout import Record
 
@@ -159,106 +159,6 @@ def test_a_withdrawn_package_leaves_with_its_pages_and_blobs(tmp_path: Path) -> 
         daemon.assert_sound()
 
 
-class Traffic:
-    """A chain, its reorganisations, and a mempool, in a mixed order; no block has what it can't spend."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        genesis = block(None, *coins(*(f"p{n}" for n in range(6)), outputs=4))
-        self.blocks, self.messages = [genesis], [genesis]
-        self.outpoints = [at(f"p{n}", vout) for n in range(6) for vout in range(4)]
-        self.free = list(self.outpoints)
-        self.waiting: list[Message] = []
-        for n in range(40):
-            kind = self.random.random()
-            if kind < 0.6 and self.free:
-                self._submit(n)
-            elif kind < 0.9 or len(self.blocks) < 3:
-                self._mine(n)
-            else:
-                self._go_back()
-
-    def _submit(self, n: int) -> None:
-        count = min(self.random.choice((1, 2)), len(self.free))
-        spends = [self.free.pop(self.random.randrange(len(self.free))) for _ in range(count)]
-        size = self.random.choice((1, 2, 3, 9))
-        made = tx(f"t{n}", *(output(f"t{n}/{vout}", vout + 1) for vout in range(size)), spends=spends)
-        outpoints = [at(f"t{n}", vout) for vout in range(size)]
-        self.outpoints += outpoints
-        if size < 3:  # a child of a large one on its way would have to wait
-            self.free += outpoints
-        self.waiting.append(made)
-        self.messages.append(submit(made))
-
-    def _mine(self, n: int) -> None:
-        """Mine some of what waits, and something that takes what another one wants."""
-        taken = self.waiting[: self.random.randrange(len(self.waiting) + 1)]
-        del self.waiting[: len(taken)]
-        pending = {made["txid"] for made in self.waiting}
-        robbed = [made for made in self.waiting if made["inputs"][0][0] not in pending]
-        if robbed and self.random.random() < 0.5:
-            victim = self.random.choice(robbed)
-            taken.append(tx(f"thief{n}", output("thief"), spends=victim["inputs"][:1]))
-            self.outpoints.append(at(f"thief{n}"))
-            lost = {victim["txid"]}
-            for made in self.waiting:
-                if lost.intersection(txid for txid, _ in made["inputs"]):
-                    lost.add(made["txid"])
-            self.waiting = [made for made in self.waiting if made["txid"] not in lost]
-            self.free = [outpoint for outpoint in self.free if outpoint[0] not in lost]
-        self.blocks.append(block(self.blocks[-1], *taken, branch=str(n)))
-        self.messages.append(self.blocks[-1])
-
-    def _go_back(self) -> None:
-        """Take the last block back: what it had waits again."""
-        self.waiting = self.blocks.pop()["txs"] + self.waiting
-        self.messages.append(back_to(self.blocks[-1]))
-
-
-def converge(client: Client, messages: Iterable[Message]) -> None:
-    """Send messages until none is refused for something that passes."""
-    for message in messages:
-        answer = until(partial(client.ask, message), lambda answer: not answer.get("retryable"))
-        assert answer.get("code") in {None, "UTXO_ERROR"}, answer
-
-
-def outcome(client: Client, traffic: Traffic) -> list[str | tuple[str, str]]:
-    """Return what has become of every output; who lost may have been refused instead."""
-    return ["lost" if each in {"CONFLICTING", "TX_NOT_FOUND"} else each for each in state(client, *traffic.outpoints)]
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_in_the_middle_of_mixed_traffic(tmp_path: Path, seed: int) -> None:
-    """Afterwards the store is sound, and the same messages again lead to where they lead without a kill."""
-    traffic, random = Traffic(seed), Random(1000 + seed)
-    tables: Message = {"transactions": {"batch_size": 2}, "batch": {"max_delay_ms": 5}}
-    for name in ("calm", "killed"):
-        (tmp_path / name).mkdir()
-    with running(tmp_path / "calm", **tables) as calm, running(tmp_path / "killed", **tables) as killed:
-        for _ in range(3):
-            with killed.client("frames") as client:
-                again = [back_to("origin"), *traffic.messages]
-                client.send(*({"seq": n} | message for n, message in enumerate(again)))
-                for _ in range(random.randrange(len(again))):
-                    if client.receive() is None:
-                        break
-                killed.kill()
-            verified = killed.run("verify")
-            assert (verified.returncode, verified.stderr) == (0, b""), f"seed {seed}: {verified.stderr.decode()}"
-            killed.start()
-        verified = killed.run("verify")  # a creation that had its lock alone may be told of until it is tried again
-        assert (verified.returncode, verified.stderr) == (0, b""), f"seed {seed}: {verified.stderr.decode()}"
-        outcomes = []
-        for daemon, first in ((calm, []), (killed, [back_to("origin")])):
-            with daemon.client("frames") as client:
-                converge(client, [*first, *traffic.messages])
-                outcomes.append(outcome(client, traffic))
-            daemon.assert_sound()
-        assert outcomes[0] == outcomes[1], f"seed {seed}"
-        assert {"free", "lost"} < set(outcomes[0]) and len(set(outcomes[0])) > 5  # it met something
-        assert killed.export() == calm.export()
-
-
 def test_records_of_a_time_without_the_transaction_store_are_dropped(tmp_path: Path) -> None:
     with running(tmp_path) as daemon:
         with daemon.client() as client:
@@ -279,3 +179,55 @@ def test_records_of_a_time_without_the_transaction_store_are_dropped(tmp_path: P
             answer = client.ask(submit(tx("a", output("x"), spends=[at("p")])))
             assert answer["code"] == "UTXO_ERROR" and answer["detail"]["inputs"][0]["code"] == "SPENT"
         daemon.assert_sound()
+
+
+# --- the pruner ------------------------------------------------------------------------------------------------------
+
+WINDOWS: dict[str, Any] = {
+    "utxo": {"prune_depth": 1, "rollback_window": 2},
+    "transactions": {"block_height_retention": 2, "coinbase_maturity": 0},
+    "pruner": {"trigger": "applied", "unmined_retention": 1, "parent_preservation_blocks": 3},
+}
+RUNNING = {"type": "NodeState", "state": "running"}
+
+
+def follow(client: Client, tip: Message) -> Iterator[Message]:
+    """Apply empty blocks, each as the node's last one."""
+    while True:
+        tip = block(tip)
+        done(client, tip, RUNNING | {"height": tip["height"]})
+        yield tip
+
+
+def last_cycle(daemon: Daemon) -> Message:
+    return daemon.status()["pruner_job"] or {}
+
+
+def pruned_up_to(daemon: Daemon) -> int:
+    shown = daemon_numbers(daemon.folder / "data" / "metrics")
+    assert shown is not None
+    return shown.pruner.done_height
+
+
+def test_nothing_is_deleted_while_the_node_is_stopped(tmp_path: Path) -> None:
+    """The journal has cycles that did something, and no others."""
+    with running(tmp_path, **WINDOWS) as daemon, daemon.client() as client:
+        tip = block(None, *coins("p"))
+        done(client, tip, spending("a", at("p")), message_about("TxConflicting", "a"))
+        done(client, {"type": "NodeState", "state": "stopped", "height": 1})
+        for _ in range(6):
+            tip = block(tip)
+            done(client, tip)
+        until(lambda: last_cycle(daemon).get("reason") == "stopped")
+        assert state(client, at("a")) == ["CONFLICTING"]
+        blocks = follow(client, tip)
+        until(lambda: next(blocks) and state(client, at("a")) == ["TX_NOT_FOUND"])
+
+        def nothing_to_do() -> bool:
+            before = last_cycle(daemon)
+            assert before["state"] == "done" and (before["counts"] or before["skipped"])
+            heights = [next(blocks)["height"] for _ in range(3)]
+            until(lambda: pruned_up_to(daemon) == heights[-1])
+            return last_cycle(daemon) == before
+
+        until(nothing_to_do)
