@@ -169,8 +169,8 @@ def test_a_node_is_queried_too_and_its_circuit_is_reported(folder: Path) -> None
             until(lambda: rows(api.daemon), named(ahead="confirmed"))
             assert shown(api.daemon, "ahead")["message"] == "mined at height 95"
             assert published(listener, "ahead", "confirmed") == ["pending", "confirmed"]
-            until(lambda: scrape(api).get("utxod_recovery_settled_total{status=confirmed}"), 1)
-            numbers = scrape(api)
+            until(lambda: scrape(api.daemon).get("utxod_recovery_settled_total{status=confirmed}"), 1)
+            numbers = scrape(api.daemon)
             assert numbers["utxod_recovery_outcomes_total{outcome=valid}"] == 1
             assert numbers["utxod_recovery_leader"] == 1 <= numbers["utxod_recovery_claims_total"]
             assert node_circuit(api) == "closed"
@@ -192,7 +192,7 @@ def test_a_node_is_queried_too_and_its_circuit_is_reported(folder: Path) -> None
 def node_circuit(api: Api) -> str:
     """Return the metrics of the node's circuit breaker."""
     found = re.compile(r"utxod_recovery_circuit\{.*source=node.*\}")
-    (state,) = [name for name, value in scrape(api).items() if value and found.fullmatch(name)]
+    (state,) = [name for name, value in scrape(api.daemon).items() if value and found.fullmatch(name)]
     return str(re.findall("state=(\\w+)", state)[0])
 
 
