@@ -151,7 +151,7 @@ def _spent_since(scenario: Scenario, part: list[Live]) -> bool:
 def test_the_set_is_that_of_the_boundary_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 200)
     branches = Branches()
-    for seed in range(70):
+    for seed in range(40):
         try:
             run_scenario(tmp_path / str(seed), seed, branches)
         except BaseException:

@@ -67,7 +67,7 @@ class OgmiosServer:
         self.url = ""
         self.requests: list[list[Any]] = []  # the points of every findIntersection
         self.answered = 0  # nextBlock's
-        self.last: Entry | None = None  # the last block chain_from
+        self.last: Entry | None = None  # the last block that was sent
         self.connections = 0
         self.most_ahead = 0
         self.on_answer: Callable[[int], None] = lambda _: None

@@ -207,10 +207,10 @@ STEPS = st.lists(st.tuples(st.integers(0, 25), KINDS, st.integers(1, 30), st.int
 
 
 class Restart(Exception):
-    """The feed, or the daemon, is started again."""
+    """The feed is started again."""
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(STEPS)
 def test_the_daemon_follows_the_node_through_any_events(steps: list[tuple[int, str, int, int]]) -> None:
     fake, ledger = FakeNode(20), Ledger()

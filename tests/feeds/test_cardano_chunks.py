@@ -20,7 +20,7 @@ BYRON_SLOTS = 4_492_800
 
 
 def made_chain() -> list[bytes]:
-    """Two Byron epochs with their boundary blocks, then Shelley's and Babbage's: 12 blocks."""
+    """Return 12 blocks: two epochs of Byron with their boundary blocks, then Shelley and Babbage."""
     blocks = [boundary_block(height=0, epoch=0, previous=NO_HASH)]
     for height, slot in ((1, 0), (2, 9), (3, 21_599)):
         blocks.append(byron_block([], height=height, slot=slot, previous=decode(blocks[-1]).hash))
@@ -162,14 +162,6 @@ def test_an_unfinished_block_is_waited_for_in_the_last_file_only(tmp_path: Path)
     assert read(tmp_path, wait=lambda: False) == BLOCKS[:-1]
     file.write_bytes(CHAIN[4][:20])
     assert read(tmp_path, wait=lambda: False, after=[BLOCKS[2].point]) == BLOCKS[3:4]
-
-
-def test_waiting_ends_at_a_height(tmp_path: Path) -> None:
-    def never() -> bool:
-        raise AssertionError("there is nothing to wait for")
-
-    assert read(write(tmp_path, 12), wait=never, to_height=9) == BLOCKS[:-1]
-    assert read(tmp_path, wait=never, to_height=9, after=[BLOCKS[-2].point]) == []
 
 
 def test_a_removed_file_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from real_data import need, rows
 from test_cardano_made_blocks import BYRON_ADDRESS, KEY_ADDRESS, digest
 
 from feeds.cardano.addresses import MAINNET_MAGIC, from_base58, is_redeem, redeem_address
-from feeds.cardano.eras import MAINNET, PREVIEW, Network
+from feeds.cardano.eras import PREVIEW, Network
 from feeds.cardano.errors import GenesisError
 from feeds.cardano.genesis import read_genesis
 from handlers.events import GenesisOutput, Output
@@ -84,19 +84,6 @@ def test_both_files_together(tmp_path: Path) -> None:
     assert genesis.network.time(8643) == 1_600_000_000 + 8640 + 1
     only_shelley = read_genesis(files[1:]).network
     assert (only_shelley.start, only_shelley.byron_epochs) == (1_600_000_000, 0)
-
-
-def test_mainnet_from_its_genesis(tmp_path: Path) -> None:
-    byron = {
-        "startTime": 1_506_203_091,
-        "protocolConsts": {"k": 2160, "protocolMagic": MAINNET_MAGIC},
-        "blockVersionData": {"slotDuration": "20000"},
-        "nonAvvmBalances": {},
-    }
-    shelley = {"systemStart": "2017-09-23T21:44:51Z", "slotLength": 1, "epochLength": 432_000, "initialFunds": {}}
-    files = [write(tmp_path, byron, "byron.json"), write(tmp_path, shelley, "shelley.json")]
-    assert read_genesis(files, "mainnet", byron_epochs=208).network == MAINNET
-    assert read_genesis([files[0]]).outputs.outputs == []
 
 
 @pytest.mark.parametrize(

@@ -109,15 +109,6 @@ def test_a_boundary_block_has_the_first_slot_of_the_next_epoch(before: int, slot
     assert block.time == MAINNET.start + 20 * slot
 
 
-def test_time_and_epoch_come_from_the_network() -> None:
-    shelley = made(era="shelley", slot=4_492_800 + 432_001)
-    assert (decoded(shelley).epoch, decoded(shelley).time) == (209, 1_506_203_091 + 4_492_800 * 20 + 432_001)
-    byron = made(type="bft", era="byron", slot=21_601)
-    assert (decoded(byron).epoch, decoded(byron).time) == (1, 1_506_203_091 + 21_601 * 20)
-    preview = decoded(made(slot=86_400), PREVIEW)
-    assert (preview.epoch, preview.time, preview.prev_hash) == (1, 1_666_656_000 + 86_400, bytes.fromhex("cd" * 32))
-
-
 def test_ancestor_and_transactions_may_be_absent() -> None:
     block = made(ancestor="genesis")
     del block["transactions"]
@@ -169,20 +160,6 @@ def test_the_second_cbor_of_byron_counts() -> None:
     message = read(NEXT, text, 1)
     assert isinstance(message, Forward)
     assert decode_block(message.block, MAINNET).txs[0].size == 3
-
-
-def test_datums() -> None:
-    by_hash = only_output(made_output(datumHash="dd" * 32))
-    assert (by_hash.datum_hash, by_hash.inline_datum) == (b"\xdd" * 32, None)
-    inline = only_output(made_output(datum="d87980"))
-    assert (inline.datum_hash, inline.inline_datum) == (None, b"\xd8\x79\x80")
-    assert only_output(made_output(datum=None, datumHash=None, script=None)).inline_datum is None
-
-
-def test_datums_of_the_witnesses() -> None:
-    unit = "923918e403bf43c34b4ef6b48eb2ee04babed17320d8d1b9ff9ad086e86f44ec"
-    assert only_tx(made_tx(datums={unit: "d87980"})).datums == [b"\xd8\x79\x80"]
-    assert only_tx(made_tx(datums={})).datums == only_tx(made_tx(datums=None)).datums == only_tx(made_tx()).datums == []
 
 
 @pytest.mark.parametrize("language", [1, 2, 3])

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
 
 import pytest
 from cbor2 import CBORTag, dumps, loads
 from ogmios_messages import Parts
 from real_data import found, need
-from test_cardano_made_blocks import block_parts, body, decode, header, only_tx, wrong
+from test_cardano_made_blocks import body, decode, header, only_tx, wrong
 from test_cardano_single_blocks import FILES
 
 from feeds.cardano.block import decode_block
 from feeds.cardano.chunks import read_chain
-from feeds.cardano.eras import ALONZO, BABBAGE, CONWAY, MAINNET, PREVIEW
+from feeds.cardano.eras import ALONZO, BABBAGE, MAINNET, PREVIEW
 from feeds.cardano.errors import CutShort
 from handlers.columns import columns
 from storage.history.layout import to_extra
@@ -61,19 +60,6 @@ def datums_of(witnesses: bytes, era: int = BABBAGE) -> list[bytes]:
 )
 def test_datums_keep_their_bytes(datums: bytes, front: bytes, back: bytes) -> None:
     assert datums_of(front + datums + back) == [ODD, UNIT]
-
-
-@pytest.mark.parametrize("witnesses", [{}, {0: SIGNATURES}, {3: [b"\x00"]}, {0: [], 5: []}, {4: []}], ids=repr)
-@pytest.mark.parametrize("era", [ALONZO, BABBAGE, CONWAY])
-def test_witnesses_without_datums(witnesses: Any, era: int) -> None:
-    assert datums_of(dumps(witnesses), era) == []
-
-
-def test_each_transaction_has_its_own() -> None:
-    made = [(body(), {4: [n]} if n % 2 else {0: SIGNATURES}, None) for n in range(5)]
-    txs = decode(dumps(block_parts(made, invalid=[3]))).txs
-    assert [tx.datums for tx in txs] == [[], [b"\x01"], [], [b"\x03"], []]
-    assert [tx.valid for tx in txs] == [True, True, True, False, True]
 
 
 def test_any_data_is_one_datum() -> None:
