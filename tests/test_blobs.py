@@ -1,4 +1,4 @@
-"""Blobs behave alike in a folder and in a bucket: whole or not there, whatever is killed, full or away."""
+"""Blobs in folders and buckets: a blob is complete or missing after kills, full disks and failing servers."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_blobs_are_put_read_listed_and_deleted(blobs: Blobs, where: str, tmp_pat
     assert [name for name, _ in blobs.names()] == [B]
 
 
-def test_a_blob_that_is_put_again_is_young_again(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An orphan that gets a record must not be swept."""
+def test_putting_a_blob_again_renews_its_age(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An orphaned blob that gets a record again must not be deleted."""
     blobs.put(A, b"a")
     if isinstance(blobs, Files):
         path = tmp_path / "blobs" / "aa" / A
@@ -156,7 +156,7 @@ def test_any_other_name_is_refused(blobs: Blobs, tmp_path: Path) -> None:
     assert list(blobs.names()) == []
 
 
-def test_what_an_interrupted_call_left_is_swept_when_it_is_old(
+def test_old_leftovers_of_interrupted_calls_are_deleted(
     blobs: Blobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     blobs.put(A, b"a")
@@ -194,7 +194,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    """The system itself refuses: the file may not grow any more, in the middle of a write."""
+    """The kernel refuses to let the file grow in the middle of a write."""
     blobs = Files(tmp_path)
     blobs.put(A, b"a")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -212,7 +212,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 class Calls:
-    """Fails the system call numbered `at`; without a number, none."""
+    """Records system calls, and fails the one numbered `at`, if any."""
 
     def __init__(self, patch: pytest.MonkeyPatch, at: int | None, code: int) -> None:
         self.seen: list[str] = []
@@ -231,7 +231,7 @@ class Calls:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("there", [False, True])
-def test_a_fault_at_any_call_is_an_answer_and_the_next_put_heals_it(there: bool, code: int, tmp_path: Path) -> None:
+def test_a_fault_at_any_call_is_reported_and_the_next_put_succeeds(there: bool, code: int, tmp_path: Path) -> None:
     data, reasons = b"data" * 1000, set[str]()
     with pytest.MonkeyPatch.context() as patch:
         calls = Calls(patch, None, code)
@@ -296,7 +296,7 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     assert blobs.get(A) == b"a"
 
 
-def test_files_in_the_way_are_an_error(tmp_path: Path) -> None:
+def test_files_at_the_places_of_folders_are_reported(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     with pytest.raises(BlobFailed, match=f"^{re.escape(str(tmp_path))}/plain: the blob store failed: File exists$"):
         open_blobs("file:plain", tmp_path)
@@ -496,7 +496,7 @@ def test_a_daemon_logs_at_its_start_that_it_has_no_blobs(
 
 
 @pytest.mark.parametrize("sent", [0, 1, 999])
-def test_half_an_answer_is_no_blob(sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_answer_is_an_error(sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda request: reply(request, 200, b"x" * sent, length=1000), monkeypatch):
         fails_in_one_line({"get": lambda: Bucket("box", "p", patience_s=0.3).get(A)}, 20)
 
@@ -565,7 +565,7 @@ def test_a_wrong_environment_is_an_error(name: str, value: str, reasons: str, mo
 
 
 def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the machine's own are asked for, at an address that says nothing to a user who forgot to set them."""
+    """The error would otherwise only mention the address of the metadata service."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with socket.socket() as closed:
@@ -615,7 +615,7 @@ def test_a_folder_is_below_the_data_folder_or_absolute(tmp_path: Path) -> None:
         assert Path(os.path.normpath(blobs.root)) == Path(expected)
 
 
-def test_anything_else_is_refused_by_the_configuration_and_here(tmp_path: Path) -> None:
+def test_malformed_places_are_refused_by_the_configuration_and_the_store(tmp_path: Path) -> None:
     for text in REFUSED:
         with pytest.raises(ValueError, match=r"expected file:folder or s3://bucket/prefix$"):
             BLOB_STORE.parse(text)

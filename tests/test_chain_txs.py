@@ -136,7 +136,7 @@ def test_a_claim_is_one_row(local: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_what_cant_be_spent(local: LocalStore, recorded: bool) -> None:
+def test_inputs_that_cannot_be_spent_are_refused(local: LocalStore, recorded: bool) -> None:
     if recorded:
         for name in ("fund", "coinbase"):
             local.write(lambda view, name=name: view.need(txid(name)))  # type: ignore[misc]
@@ -228,7 +228,7 @@ def test_deletion_is_due_after_the_last_spend(local: LocalStore) -> None:
     assert local.record("coinbase").delete_at == 7 + RETENTION
 
 
-def test_a_transaction_of_the_chain_is_no_new_one(local: LocalStore) -> None:
+def test_submitting_a_mined_transaction_changes_nothing(local: LocalStore) -> None:
     assert local.write(lambda view: submit(view, FUND)) is False
     assert refusal(local, lambda view: create(view, FUND, 2))[0] == "TX_EXISTS"
     assert local.rows() == {}
@@ -309,7 +309,7 @@ def test_a_submission_and_its_block_in_one_commit(local: LocalStore, mined: bool
     assert local.rows() == {}
 
 
-def test_a_block_of_bytes_mines_what_waits(local: LocalStore) -> None:
+def test_a_block_in_bytes_mines_pending_transactions(local: LocalStore) -> None:
     """A block is made of objects only where it touches a record: its transaction's, or a claim on what it spends."""
     local.write(lambda view: submit(view, child("child", at("fund"))))
     local.write(lambda view: submit(view, child("loser", at("fund", 2))))

@@ -218,7 +218,7 @@ def test_recent_facts_are_of_some_types_newest_first(tmp_path: Path, monkeypatch
     assert rows > 3
 
 
-def test_facts_beyond_the_count_go_and_sequences_go_on(tmp_path: Path) -> None:
+def test_facts_beyond_the_count_are_deleted_and_sequences_continue(tmp_path: Path) -> None:
     with opened(tmp_path, Retention(count=5)) as log:
         for height in range(1, 21):
             append(log, block_fact(height))
@@ -237,7 +237,7 @@ def test_facts_beyond_the_count_go_and_sequences_go_on(tmp_path: Path) -> None:
         assert removed.value.oldest == 25
 
 
-def test_facts_beyond_the_age_go_but_the_newest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_beyond_the_age_are_deleted_except_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(storage.change_log, "time", lambda: now)
     with opened(tmp_path, Retention(age_s=100)) as log:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -401,16 +400,6 @@ def test_what_is_shown_reads_back(tmp_path_factory: pytest.TempPathFactory, conf
         assert len(errors(path)) == len(found)
     else:
         assert load(path, {}) == config
-
-
-def test_what_is_shown_reads_back_through_the_environment() -> None:
-    shown = tomllib.loads(render(Config()))
-    for name, setting in SETTINGS.items():
-        value: Any = shown
-        for key in name.split("."):
-            value = value.get(key) if value else None
-        if value is not None:
-            assert load(None, {setting.variable: str(value)}) == Config(), name
 
 
 def test_shipped_file_is_in_step_with_the_code() -> None:

@@ -1,4 +1,4 @@
-"""Large transactions on their way into the store: whatever goes wrong at whatever step, none is ever half there."""
+"""Creation of large transactions: a fault, a kill or a rival at any step never leaves a part that can be spent."""
 
 from __future__ import annotations
 
@@ -83,8 +83,7 @@ def slots(subject: Subject, name: str) -> list[str | None]:
     return found
 
 
-def check_honest(subject: Subject) -> None:
-    """It spends, and can be spent, when it is whole and not before."""
+def assert_spendable_only_when_complete(subject: Subject) -> None:
     state = subject.state("A")
     whole = state is not None and not state["creating"]
     assert slots(subject, "P") == (["A:0"] if whole else ["unspent"])
@@ -100,7 +99,7 @@ def check_honest(subject: Subject) -> None:
 
 
 def test_the_steps(subject: Subject) -> None:
-    """If this fails, a step is not tried below."""
+    """The other tests interrupt each of these steps."""
     seen: list[str] = []
     real = subject.faults.write
 
@@ -119,7 +118,7 @@ def test_the_steps(subject: Subject) -> None:
 def test_a_process_that_is_killed(step: str, when: str, cure: str, subject: Subject, before: Rows, after: Rows) -> None:
     dying(subject, step, when)
     assert subject.run(LARGE) == {"result": "error", "code": "CRASH"}
-    check_honest(subject)
+    assert_spendable_only_when_complete(subject)
     done = STEPS.index(step) + (when == "after")
     assert (subject.state("lock") is not None) == (0 < done < len(STEPS))
     if cure == "again":
@@ -138,7 +137,7 @@ def test_a_process_that_is_killed(step: str, when: str, cure: str, subject: Subj
         again = subject.run(LARGE | {"afterSeconds": LATER})
         assert again == ({"result": "ok"} if done < 5 else {"result": "error", "code": "TX_EXISTS"})
         assert rows(subject) == after
-    check_honest(subject)
+    assert_spendable_only_when_complete(subject)
 
 
 def dying(subject: Subject, at: str, moment: str) -> None:
@@ -166,7 +165,7 @@ def test_a_blob_that_cant_be_written(subject: Subject, before: Rows, after: Rows
     assert rows(subject, locks=True) == after
 
 
-def test_recovery_ends_what_could_not_give_its_lock_back(subject: Subject, before: Rows) -> None:
+def test_recovery_removes_a_creation_whose_lock_was_not_released(subject: Subject, before: Rows) -> None:
     for step in ("record.write:2", "lock.release"):
         subject.run({"op": "fault", "at": step})
     subject.run(LARGE)
@@ -186,7 +185,7 @@ def test_locks_that_were_given_up_are_remembered_only_until_they_end(subject: Su
 
 
 @pytest.mark.parametrize("missing", range(1, 4))
-def test_a_block_cant_have_what_is_not_whole(missing: int, subject: Subject) -> None:
+def test_mining_an_incomplete_transaction_is_refused(missing: int, subject: Subject) -> None:
     subject.run({"op": "fault", "at": f"record.write:{missing}"})
     subject.run(LARGE)
     half = rows(subject)
@@ -195,8 +194,8 @@ def test_a_block_cant_have_what_is_not_whole(missing: int, subject: Subject) -> 
     assert rows(subject) == half
 
 
-def test_what_is_pruned_and_comes_again_keeps_nothing(subject: Subject, after: Rows) -> None:
-    """Its further pages are deleted after the master: a process that is killed between leaves spent ones."""
+def test_a_pruned_transaction_is_created_anew(subject: Subject, after: Rows) -> None:
+    """Further pages are deleted after the master, so a process that is killed in between leaves spent pages."""
     subject.run(LARGE)
     spent = [subject.words.outpoint(out) for out in ("A:3", "A:6")]
     subject.daemon.write(lambda view: spend(view, subject.words.txid("B"), spent, 6))
@@ -205,7 +204,7 @@ def test_what_is_pruned_and_comes_again_keeps_nothing(subject: Subject, after: R
     assert subject.state("A#1")["spentUtxos"] == 1
     assert subject.run(LARGE) == {"result": "ok"}
     assert rows(subject) == after
-    check_honest(subject)
+    assert_spendable_only_when_complete(subject)
 
 
 # --- others --------------------------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def rival(subject: Subject, where: str) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS[1 : WHOLE_AFTER + 1])
-def test_another_spends_its_input_meanwhile(step: str, subject: Subject, before: Rows) -> None:
+def test_a_creation_whose_input_is_spent_meanwhile_is_removed(step: str, subject: Subject, before: Rows) -> None:
     rival(subject, step)
     answer = subject.run(LARGE)
     assert (answer["code"], answer["perInput"]) == ("UTXO_ERROR", {"0": {"code": "SPENT", "conflictingTx": "R"}})
@@ -240,8 +239,8 @@ def test_another_spends_its_input_meanwhile(step: str, subject: Subject, before:
     assert subject.state("A") is None
 
 
-def test_its_parent_is_deleted_meanwhile(subject: Subject) -> None:
-    """A record that is still being made excuses no missing parent: it has not been accepted yet."""
+def test_a_creation_whose_parent_is_deleted_is_refused(subject: Subject) -> None:
+    """A missing parent is tolerated only for accepted transactions."""
     subject.run({"op": "fault", "at": "clearCreating:0"})
     subject.run(LARGE)
     subject.daemon.write(lambda view: view.remove(subject.words.txid("P")))
@@ -256,8 +255,7 @@ def test_its_parent_is_deleted_meanwhile(subject: Subject) -> None:
 
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("kind", ["fails", "before", "after"])
-def test_removing_it_is_interrupted(number: int, kind: str, subject: Subject, before: Rows) -> None:
-    """What is left is still being created: it cannot be spent, and the recovery removes it."""
+def test_an_interrupted_removal_is_completed(number: int, kind: str, subject: Subject, before: Rows) -> None:
     rival(subject, "clearCreating:0")
     step = f"record.remove:{number}"
     if kind == "fails":
@@ -303,10 +301,10 @@ async def attempt(creation: Creation, write: Callable[..., Any], subject: Subjec
 
 @pytest.mark.parametrize("stall", STEPS[1:])
 def test_a_creator_that_continues_after_its_lock_expired(stall: str, subject: Subject, after: Rows) -> None:
-    """It comes back after its lock has ended and another has done its work: it must not touch anything."""
+    """Another process has completed the creation in the meantime, so the first one must not write."""
 
-    async def story() -> tuple[str, str]:
-        stalled, go_on = asyncio.Event(), asyncio.Event()
+    async def scenario() -> tuple[str, str]:
+        stalled, resume = asyncio.Event(), asyncio.Event()
         at = -1
 
         async def slow(step: Callable[[TxView], _T]) -> _T:
@@ -314,21 +312,21 @@ def test_a_creator_that_continues_after_its_lock_expired(stall: str, subject: Su
             at += 1
             if STEPS[at] == stall and not stalled.is_set():
                 stalled.set()
-                await go_on.wait()
+                await resume.wait()
             return subject.daemon.write(step)
 
         first = asyncio.create_task(attempt(creation(subject), slow, subject))
         await stalled.wait()
         second = await attempt(creation(subject, lock_ttl(4) + 1), writer(subject), subject)
         whole = rows(subject, locks=True)
-        go_on.set()
+        resume.set()
         answers = await first, second
         if stall != "lock.release":
             assert rows(subject, locks=True) == whole
         return answers
 
-    first, second = asyncio.run(story())
+    first, second = asyncio.run(scenario())
     assert second == ("ok" if stall == "record.write:0" else "TX_EXISTS")
     assert first == ("ok" if stall == "lock.release" else "TX_EXISTS")
     assert rows(subject, locks=True) == after
-    check_honest(subject)
+    assert_spendable_only_when_complete(subject)

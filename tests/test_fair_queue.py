@@ -221,11 +221,11 @@ async def test_a_client_that_waits_for_room_is_not_overtaken_by_one_that_needs_l
 
 
 @pytest.mark.anyio
-async def test_one_giant_at_a_time_is_let_in_next_to_the_others(inbox: Inbox) -> None:
-    """The next giant waits for it, and no other message does."""
-    small, giant, next_ = (Channel(inbox, "user") for _ in range(3))
+async def test_one_oversized_message_at_a_time_is_admitted(inbox: Inbox) -> None:
+    """The next oversized waits for it, and no other message does."""
+    small, oversized, next_ = (Channel(inbox, "user") for _ in range(3))
     await enters(small, 0)
-    await enters(giant, CAPACITY)
+    await enters(oversized, CAPACITY)
     for _ in range(9):
         await enters(small, 0)
     entered = anyio.Event()
@@ -241,7 +241,7 @@ async def test_one_giant_at_a_time_is_let_in_next_to_the_others(inbox: Inbox) ->
             small.release(0)
             await enters(small, 0)
         assert not entered.is_set()
-        giant.release(CAPACITY)
+        oversized.release(CAPACITY)
         await settle()
         assert entered.is_set() and inbox.shared.oversized == weight(2 * CAPACITY)
     next_.release(2 * CAPACITY)
@@ -251,7 +251,7 @@ async def test_one_giant_at_a_time_is_let_in_next_to_the_others(inbox: Inbox) ->
 
 
 @pytest.mark.anyio
-async def test_a_feeder_takes_its_giant_along(inbox: Inbox) -> None:
+async def test_an_oversized_message_moves_with_its_feeder(inbox: Inbox) -> None:
     feeder, other = Channel(inbox, "user"), Channel(inbox, "user")
     await enters(feeder, CAPACITY)
     feeder.feed()

@@ -60,10 +60,7 @@ Tables = dict[str, list[tuple[bytes, bytes]]]
 
 
 class Step(NamedTuple):
-    """Something that writes: what goes before, and the act itself, which can be repeated after a failure.
-
-    `meets` is what of `WORK` the act does.
-    """
+    """A preparation, and an act that writes and can be repeated; `meets` names what of `WORK` the act does."""
 
     before: Callable[[Chain], object]
     act: Callable[[Chain], object]
@@ -199,7 +196,7 @@ def restarted(chain: Chain) -> Chain:
 
 @pytest.mark.parametrize("kind", [full, broken])
 def test_a_fault_at_any_write_changes_nothing(step: Step, kind: Callable[[], lmdb.Error], tmp_path: Path) -> None:
-    """On a full disk the same chain goes on; any other failure ends the process, and the next one does."""
+    """After a full disk the same process continues; after any other failure a new process does."""
     expected, error = after(step, tmp_path / "direct"), StoreFull if kind is full else lmdb.Error
     with open_chain(tmp_path / "faulty", **step.options) as chain:
         prepared(step, chain)
@@ -232,7 +229,7 @@ def test_a_fault_at_any_write_changes_nothing(step: Step, kind: Callable[[], lmd
 
 
 def test_a_map_that_is_full_at_any_write_grows(step: Step, tmp_path: Path) -> None:
-    """The work is done again from the beginning, in a larger map, and nothing of the first try is left."""
+    """The work is repeated in a larger map, and nothing of the first attempt is left."""
     expected = after(step, tmp_path / "direct")
     with open_chain(tmp_path / "prepared", **step.options) as chain:
         prepared(step, chain)
@@ -286,7 +283,7 @@ def faults(kind: Callable[[], lmdb.Error], store: HistoryStore, act: Callable[[]
 
 
 def test_a_fault_at_any_write_of_a_reindex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes many commits: the indexes are kept or they are not, and the store is sound after each of them."""
+    """A reindex takes many commits: after each the store is sound, with all indexes or none."""
     small(monkeypatch)
     sizes = {"reindexed_values": 2, "reindexed_entries": 10, "reindexed_blocks": 2, "collected": 10}
     small_values(monkeypatch, fanout=2, merged=4, least_merged=20, **sizes)
@@ -350,7 +347,7 @@ def test_a_full_disk_refuses_a_rollback_and_what_waits_before_it(tmp_path: Path)
 
 
 def test_a_full_disk_stops_pruning_until_the_next_block(tmp_path: Path) -> None:
-    """Deleting needs new pages as well. It is no failure: undo logs are kept a little longer."""
+    """Deleting needs new pages too. Undo logs are kept until there is space."""
     with open_chain(tmp_path, prune_depth=0, rollback_window=0) as chain:
         feed(chain, *BLOCKS)
         turns = Turns(chain)
@@ -367,7 +364,7 @@ def test_a_full_disk_stops_pruning_until_the_next_block(tmp_path: Path) -> None:
 
 
 def test_a_write_error_on_a_disk_with_space_is_not_a_full_disk(tmp_path: Path) -> None:
-    """LMDB reports the same for a disk that took half a write and for one that is broken: the file decides."""
+    """LMDB reports EIO for both a partial write and a broken disk: the size of the file decides."""
     with open_chain(tmp_path) as chain:
         feed(chain, *FIRST)
         size = (tmp_path / "data.mdb").stat().st_size
@@ -406,7 +403,7 @@ LONG = long_chain(40)
 
 
 def test_a_map_grows_ahead_of_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small commits never run into the end of the map: they would have to be done twice."""
+    """Small commits never hit the end of the map, because they would have to be repeated."""
     causes = []
     grow = storage.disk.Disk._grow
 
@@ -476,7 +473,7 @@ with open_chain(Path(sys.argv[1]), durable=True) as chain:
 
 @pytest.mark.parametrize("limit", [900_000, 1 << 20])
 def test_a_file_that_may_not_grow_is_a_full_disk(limit: int, tmp_path: Path) -> None:
-    """LMDB gives the system's reason when nothing of a write was taken, and EIO when a part of it was."""
+    """LMDB reports the kernel's error for a refused write, and EIO for a partial one."""
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(storage.disk.__file__).parents[1])])
     child = subprocess.run(
         [sys.executable, "-W", "error", "-c", FILLING, str(tmp_path), str(limit)],

@@ -109,7 +109,7 @@ def test_ids_and_size_are_of_the_original_bytes() -> None:
     assert tx.fee == 170_000
 
 
-def test_phase_2_failure_keeps_what_it_would_have_done() -> None:
+def test_a_failed_transaction_keeps_its_inputs_and_outputs() -> None:
     back = {0: KEY_ADDRESS, 1: 4_000_000}
     made = body(f13=[[b"\x02" * 32, 300]], f16=back, f17=1_000_000, f18=[[b"\x03" * 32, 70_000]])
     good, bad = decode(shelley_block([(made, {}, None)] * 2, invalid=[1])).txs

@@ -168,5 +168,5 @@ def test_answers_about_the_server_and_about_fees(both: Both, version: str) -> No
         ("blockchain.transaction.broadcast", "00"),
     ],
 )
-def test_what_cannot_be_answered(both: Both, call: tuple[Any, ...]) -> None:
+def test_malformed_requests_are_refused_by_both_servers(both: Both, call: tuple[Any, ...]) -> None:
     compare(both, [call, ("server.ping",)])
