@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from formats import base58, bech32
 from formats.bech32 import BECH32, BECH32M, CHARSET
-from formats.errors import AddressError, Reason
+from formats.errors import AddressError
 
 # BIP 173 and BIP 350, "test vectors". The last of each is refused there for its length alone, which has no limit here.
 VALID = {
@@ -110,12 +110,6 @@ def test_bytes_become_symbols_and_bytes_again(raw: bytes) -> None:
     assert bech32.data(number, length) == raw
 
 
-def test_long_bytes() -> None:
-    raw = bytes(n * n & 255 for n in range(16_384))
-    decoded = bech32.decode(bech32.encode("addr", *bech32.symbols(raw)))
-    assert bech32.data(decoded.number, decoded.length) == raw
-
-
 @pytest.mark.parametrize("symbols", [[0], [0, 0, 0], [0, 0, 0, 0, 0, 0], [0, 1], [0, 2], [31, 31, 31, 31, 29, 1]])
 def test_padding_is_short_and_zero(symbols: list[int]) -> None:
     with pytest.raises(AddressError) as caught:
@@ -162,25 +156,3 @@ def test_base58_of_bitcoin_core(raw: str, text: str) -> None:
 def test_base58_round_trip(raw: bytes) -> None:
     assert base58.decode(base58.encode(raw)) == raw
     assert base58.decode_check(base58.encode_check(raw + b"\x01")) == raw + b"\x01"
-
-
-@pytest.mark.parametrize("digit", ["0", "O", "I", "l", " ", "\u00e9", "\u0661"])
-def test_base58_names_the_wrong_digit(digit: str) -> None:
-    with pytest.raises(AddressError, match=r"^malformed: .*, character 3, is not a digit of base58$"):
-        base58.decode(f"zz{digit}zz")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "malformed"),
-        ("1111", "malformed"),
-        ("z" * 1025, "malformed"),
-        ("1NS17iag9jJgTHD1VXjvLCEnZuQ3rJDE9M", "bad checksum"),
-        ("11NS17iag9jJgTHD1VXjvLCEnZuQ3rJDE9L", "bad checksum"),
-    ],
-)
-def test_malformed_base58check_is_refused(text: str, reason: Reason) -> None:
-    with pytest.raises(AddressError) as caught:
-        base58.decode_check(text)
-    assert caught.value.reason == reason

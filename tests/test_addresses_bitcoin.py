@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -115,14 +114,6 @@ def test_another_network_is_named_with_ours(network: str, text: str, theirs: str
         codec("bitcoin", network).read(text)
     assert caught.value.reason == "another network"
     assert str(caught.value) == f"another network: an address of {theirs}, but chain.network is {network}"
-
-
-def test_bip_173_example_from_its_key() -> None:
-    key = bytes.fromhex("0279be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798")
-    script = b"\x00\x20" + sha256(b"\x21" + key + b"\xac").digest()  # version 0, hash of: <key> CHECKSIG
-    address = "bc1qrp33g0q5c5txsp9arysrx4k6zdkfs4nce4xj0gdcccefvpysxf3qccfmv3"
-    assert codec("bitcoin", "mainnet").write(script) == address
-    assert codec("bitcoin", "mainnet").read(address) == script
 
 
 @pytest.mark.parametrize("script", WITHOUT_ADDRESS)

@@ -328,14 +328,6 @@ def test_other_bytes_are_hex(raw: bytes) -> None:
         assert MAINNET.read(raw.hex()) == raw
 
 
-def test_truncated_addresses_have_their_first_credential() -> None:
-    assert MAINNET.credentials(b"\x31" + KEY) == Credentials(KEY, "script")
-    assert MAINNET.credentials(b"\x41" + KEY) == Credentials(KEY, "key")
-    assert MAINNET.credentials(b"\x31" + KEY[1:]) == NO_CREDENTIALS
-    assert MAINNET.credentials(b"") == NO_CREDENTIALS
-    assert MAINNET.credentials(b"\xe1" + KEY + b"\x00") == NO_CREDENTIALS
-
-
 GOOD_BYRON = byron({1: b"path", 2: cbor2.dumps(1)})
 PAYLOAD = cbor2.loads(GOOD_BYRON)[0].value
 
@@ -370,14 +362,6 @@ def embedded(payload: bytes) -> bytes:
 def test_malformed_byron_addresses_are_hex(raw: bytes) -> None:
     assert MAINNET.write(raw) == PREPROD.write(raw) == raw.hex()
     assert refusal(base58.encode(raw)).reason == ("bad checksum" if raw == byron({}, crc=0) else "malformed")
-
-
-def test_byron_with_longer_heads_than_needed() -> None:
-    payload = b"\x98\x03\x59\x00\x1c" + bytes(28) + b"\xb8\x01\x18\x02\x58\x03\x19\x00\x01\x18\x00"
-    raw = b"\x82\xd9\x00\x18\x59" + len(payload).to_bytes(2, "big") + payload
-    raw += b"\x1b" + crc32(payload).to_bytes(8, "big")
-    assert PREPROD.read(PREPROD.write(raw)) == raw
-    assert PREPROD.write(raw) == base58.encode(raw)
 
 
 @pytest.mark.parametrize(

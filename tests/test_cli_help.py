@@ -15,12 +15,12 @@ from daemons import ROOT, environment, home, utxod
 
 from daemon.cli import main
 
-NEED_NO_CONFIGURATION = {"completion", "init", "restore", "verify-proof", "bench"}
+NEED_NO_CONFIGURATION = {("completion",), ("init",), ("restore",), ("verify-proof",), ("bench",)}
 ABSENT = "import sys; sys.modules['msgpack'] = None; from daemon.cli import main; main()"
 
 
-def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    yield path
+def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, group
     if isinstance(group, click.Group):
         context = click.Context(group)
         for name in group.list_commands(context):
@@ -29,17 +29,7 @@ def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
             yield from commands(found, (*path, name))
 
 
-EVERY = list(commands(main))
-
-
-def options(path: tuple[str, ...]) -> set[str]:
-    command: click.Command = main
-    for name in path:
-        assert isinstance(command, click.Group)
-        found = command.get_command(click.Context(command), name)
-        assert found is not None
-        command = found
-    return {option for parameter in command.params for option in parameter.opts}
+EVERY = dict(commands(main))
 
 
 @pytest.mark.parametrize("path", EVERY, ids=" ".join)
@@ -48,7 +38,11 @@ def test_the_help_is_whole(path: tuple[str, ...]) -> None:
     assert done.exit_code == 0
     assert max(map(len, done.output.splitlines())) <= 80
     assert "..." not in done.output.replace("[ARGS]...", "").replace("]...", "").replace("TXID...", "")
-    assert ("--config" in options(path)) == (path[:1] == () or path[0] not in NEED_NO_CONFIGURATION)
+    command = EVERY[path]
+    assert command.help and command.help[0].isupper() and command.get_short_help_str()
+    shown = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    assert path[:1] == ("bench",) or all(option.help for option in shown)
+    assert any("--config" in option.opts for option in shown) == (path[:1] not in NEED_NO_CONFIGURATION)
 
 
 @pytest.mark.parametrize("level", range(4))

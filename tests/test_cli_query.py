@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import pytest
 import test_http as rich
 from click.testing import CliRunner
-from daemons import ROOT, Daemon, Message, environment, home, running, statuses
+from daemons import ROOT, Daemon, Message, environment, home, running
 from patience import until
-from questions import Web, failure, outpoints, short_folder
+from questions import failure, outpoints, short_folder
 from questions import running_api as answering
 from scenarios import address, back_to, block, chain, digest, output, point, tx
 from terminal import on_a_terminal
@@ -80,13 +80,11 @@ class Result(NamedTuple):
 
 
 def utxod(daemon: Daemon, *arguments: str) -> Result:
-    """Run a command in this process."""
     done = CliRunner().invoke(main, ["--config", str(daemon.config), *arguments], catch_exceptions=False)
     return Result(done.exit_code, done.stdout, done.stderr)
 
 
 def shell(daemon: Daemon, *arguments: str) -> Result:
-    """Run a command in a process of its own."""
     done = daemon.run(*arguments)
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -300,35 +298,8 @@ def test_a_missing_index_is_named(tmp_path: Path) -> None:
         assert utxod(daemon, "query", "balance", ANN.hex(), "--json").json()["utxo_count"] == 0
 
 
-def test_query_policy(tmp_path: Path) -> None:
-    other = bytes(27) + b"\x01"
-    gold: Message = {"assets": [[POLICY, b"gold", 1]]}
-    outputs = [*(output("ann", n, **gold) for n in range(5)), output("bob", assets=[[other, b"", 1]]), output("bob")]
-    first = block(None, tx("first", *outputs))
-    blocks = [first, block(first, tx("second", output("bob", 50, **gold), spends=[[digest("tx", "first"), 1]]))]
-    http = {"workers": 1, "listen": f"unix:{tmp_path}/http"}
-    with running(tmp_path, utxo={"index": {"policy": True}}, http=http) as daemon, Web(tmp_path / "http") as web:
-        with daemon.client() as client:
-            assert statuses(client.feed(blocks)) == ["applied"] * 2
-        command = ("query", "policy", POLICY.hex().upper())
-        whole = shell(daemon, *command, "--json").json()
-        places = [(utxo["tx_hash"], utxo["output_index"]) for utxo in whole["utxos"]]
-        second = digest("tx", "second").hex()
-        assert places == [*((FIRST, n) for n in (0, 2, 3, 4)), (second, 0)] and whole["next_cursor"] is None
-        assert web.ask(f"/api/v1/policies/{POLICY.hex()}/utxos").json() == whole["utxos"]
-        page = utxod(daemon, *command, "--json", "--count", "2", "--order", "desc").json()
-        more = ("--cursor", page["next_cursor"])
-        rest = utxod(daemon, *command, "--json", "--count", "3", "--order", "desc", *more).json()
-        assert page["utxos"] + rest["utxos"] == whole["utxos"][::-1] and rest["next_cursor"] is None
-        words = utxod(daemon, *command, "--count", "1").out
-        assert f"{FIRST}#0" in words and f"1 {POLICY.hex()}{b'gold'.hex()}" in words
-        assert words.splitlines()[-1].startswith("there are more: --cursor ")
-        nothing = utxod(daemon, "query", "policy", "ab" * 28)
-        assert nothing.code == 0 and nothing.out.splitlines()[-1] == "no unspent outputs"
-
-
-def test_query_by_asset_datum_and_script(tmp_path: Path) -> None:
-    index = {"asset": True, "datum": True, "script": True}
+def test_query_by_asset_datum_policy_and_script(tmp_path: Path) -> None:
+    index = dict.fromkeys(("asset", "datum", "policy", "script"), True)
     datum, script, gold = digest("datum").hex(), digest("script", size=28).hex(), f"{rich.POLICY}676f6c64"
     with short_folder() as folder, answering(folder, utxo={"index": index}) as api:
         api.feed(rich.GENESIS, rich.FIRST, rich.SECOND)
@@ -351,7 +322,12 @@ def test_query_by_asset_datum_and_script(tmp_path: Path) -> None:
         assert "is not an asset: expected 56 to 120 hex digits" in utxod(
             api.daemon, "query", "by", "asset", "ab" * 28 + "  "
         ).one_line(2)
-        assert "index policy is not kept" in utxod(api.daemon, "query", "policy", rich.POLICY).one_line(1)
+        by_policy = utxod(api.daemon, "query", "policy", rich.POLICY.upper(), "--json").json()
+        assert by_policy["utxos"] == api.get(f"/api/v1/policies/{rich.POLICY}/utxos")
+        assert outpoints(by_policy["utxos"]) == [(digest("tx", "assets").hex(), 0)] and by_policy["next_cursor"] is None
+        assert f" {rich.POLICY}" in utxod(api.daemon, "query", "policy", rich.POLICY).out
+        nothing = utxod(api.daemon, "query", "policy", "77" * 28)
+        assert nothing.code == 0 and nothing.out.splitlines()[-1] == "no unspent outputs"
 
 
 @pytest.mark.parametrize("owner", [TEXT.write(ANN), ANN[1:].hex()])

@@ -115,21 +115,6 @@ def test_a_frame_of_two_types_is_refused() -> None:
             decode(both, "frames")
 
 
-def test_genesis_outputs_are_numbered_by_their_transactions() -> None:
-    one, two = bytes(32), bytes([1]) * 32
-    event = GenesisOutputs(
-        outputs=[
-            GenesisOutput(one, 2, Output(b"a", 1)),
-            GenesisOutput(two, 0, Output(b"b", 2)),
-            GenesisOutput(one, 0, Output(b"c", 3)),
-        ]
-    )
-    made = genesis_columns(event)
-    assert made.outputs_of.tolist() == [3, 1]
-    assert made.addresses == [b"c", b"", b"a", b"b"]
-    assert made.spendable.tolist() == [True, False, True, True]
-
-
 @pytest.mark.parametrize("index", [1 << 20, (1 << 20) + 1])
 def test_a_genesis_index_that_is_too_large_is_named(index: int) -> None:
     event = GenesisOutputs(outputs=[GenesisOutput(bytes(32), index, Output(b"a", 1))])

@@ -194,7 +194,7 @@ def test_mining_an_incomplete_transaction_is_refused(missing: int, subject: Subj
     assert rows(subject) == half
 
 
-def test_a_pruned_transaction_is_created_anew(subject: Subject, after: Rows) -> None:
+def test_a_pruned_transaction_is_created_again_from_nothing(subject: Subject, after: Rows) -> None:
     """Further pages are deleted after the master, so a process that is killed in between leaves spent pages."""
     subject.run(LARGE)
     spent = [subject.words.outpoint(out) for out in ("A:3", "A:6")]

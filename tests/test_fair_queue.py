@@ -40,22 +40,6 @@ def test_a_new_client_is_served_next_and_idle_time_is_not_saved() -> None:
     assert abs(queue.serve(100).count("back") - 50) <= 1
 
 
-def test_service_while_no_other_client_waited_does_not_count() -> None:
-    queue, (one, other) = Queue(), flows(2)
-    queue.fill(one, "one", 1, cost=1000)
-    queue.serve()
-    queue.fill(other, "other", 10)
-    queue.fill(one, "one", 1)
-    assert "one" in queue.serve(2)
-
-
-def test_turns_are_counted_in_bytes() -> None:
-    queue, (long, short) = Queue(), flows(2)
-    queue.fill(long, "long", 100, cost=50)
-    queue.fill(short, "short", 5000)
-    assert abs(queue.serve(1020).count("long") - 20) <= 1
-
-
 def test_clients_of_one_user_share_its_turns() -> None:
     queue = Queue()
     for n in range(50):

@@ -38,12 +38,10 @@ def write(path: Path, messages: list[Message], encoding: Encoding = "json") -> P
 
 
 def feed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b"") -> CompletedProcess[bytes]:
-    """Run a feed to its end."""
     return daemon.run("feed", "file", source, *options, stdin=stdin)
 
 
 def fed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b"") -> str:
-    """Run a feed that has to succeed; return its output."""
     done = feed(daemon, source, *options, stdin=stdin)
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
     return done.stderr.decode()
@@ -62,7 +60,6 @@ def failed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b""
 
 @contextmanager
 def feeding(daemon: Daemon, source: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a feed that runs."""
     log = daemon.folder / "feed.log"
     log.unlink(missing_ok=True)
     process = background(log, "feed", "--config", daemon.config, "file", source, *options)
@@ -74,7 +71,6 @@ def feeding(daemon: Daemon, source: Path, *options: str) -> Iterator[subprocess.
 
 
 def logged(daemon: Daemon, words: str) -> None:
-    """Wait until the running feed has written something."""
     until((daemon.folder / "feed.log").read_text, lambda text: words in text)
 
 
@@ -107,15 +103,6 @@ def test_messages_that_the_daemon_has_are_skipped(daemon: Daemon, tmp_path: Path
     blocks = [message for message in messages if message["type"] == "BlockApplied"]
     text = fed(daemon, write(tmp_path / "chain", [*messages, *chain(2, blocks[-1])]))
     assert re.search(r"^2 messages in .*: 2 applied, height 32$", text, re.M), text
-
-
-def test_a_feed_up_to_a_height_continues(daemon: Daemon, tmp_path: Path) -> None:
-    messages = branching()
-    source = write(tmp_path / "chain", messages)
-    for height, upto in ((5, 6), (5, 6), (13, 14), (99, len(messages))):
-        fed(daemon, source, "--to", str(height))
-        assert daemon.export() == expected(messages[:upto]), height
-    assert "2 decoded" in fed(daemon, source, "--to", "1", "--dry-run")
 
 
 def test_empty_files_and_blank_lines(daemon: Daemon, tmp_path: Path) -> None:

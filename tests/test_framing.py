@@ -156,16 +156,6 @@ async def test_slow_messages_are_given_up_for_others(connect: Connect) -> None:
         all_.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("head", [struct.pack(">I", 3 * MIB), b"{"])
-async def test_a_single_message_may_exceed_the_limit(head: bytes, connect: Connect) -> None:
-    ends = await connect(30.0)
-    data = b"x" * (3 * MIB)
-    async with anyio.create_task_group() as both:
-        both.start_soon(pour, ends.far, head + data + b"\n")
-        message = await ends.reader.message()
-        assert message is not None and message.endswith(data)
-
-
 @pytest.mark.parametrize("framed", [True, False], ids=["frames", "json"])
 async def test_messages_that_are_read_whole_are_taken_together(framed: bool, connect: Connect, inbox: Inbox) -> None:
     ends = await connect(30.0, longest=100)

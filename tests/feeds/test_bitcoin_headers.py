@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_bitcoin_block import hash_of, made_block, made_coinbase
+from test_bitcoin_block import GENESIS, hash_of, made_block, made_coinbase
 
 from feeds.bitcoin.errors import BlockError
 from feeds.bitcoin.headers import Headers
@@ -36,6 +36,18 @@ def tree(shuffled: list[bytes], root: Point | None = None) -> Headers:
     for record, raw in enumerate(shuffled):
         headers.add(raw, record)
     return headers
+
+
+def test_the_genesis_header_is_optional_and_repeated_ones_are_ignored() -> None:
+    chain = branch(hash_of(GENESIS), 2)
+    for raws, expected in (
+        ([*chain, GENESIS[:80], chain[0]], [(0, 2), (1, 0), (2, 1)]),
+        (chain, [(1, 0), (2, 1)]),
+    ):
+        headers = Headers(MAINNET, check_work=False)
+        for record, raw in enumerate(raws):
+            headers.add(raw, record)
+        assert [(point.height, record) for point, record in headers.best().blocks()] == expected
 
 
 def test_start_and_end_points() -> None:
