@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import test_creation
 from conformance.transactions_subject import Subject
-from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, check_honest, dying, rows
+from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, assert_spendable_only_when_complete, dying, rows
 
 import handlers.creation
 import handlers.recovery.chores
@@ -42,7 +42,7 @@ def test_what_a_creator_leaves_is_ended_when_its_lock_has(
     assert healed is (None if done > WHOLE_AFTER else done >= 5)
     assert rows(subject) == (after if done >= 5 else before)
     assert subject.daemon.write(lambda view: records.heal(view, txid)) in (None, False)
-    check_honest(subject)
+    assert_spendable_only_when_complete(subject)
 
 
 def test_what_is_being_created_is_not_healed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
