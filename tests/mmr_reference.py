@@ -16,7 +16,6 @@ from model import Coin, Model, Moment, made
 
 import storage.history.mmr
 import storage.history.mmr_nodes
-import storage.history.mmr_thin
 from handlers.addresses.shelley import stake_address
 from handlers.chain import Chain
 from handlers.events import OutPoint
@@ -159,4 +158,4 @@ def small_nodes(patch: pytest.MonkeyPatch, nodes: int = 7, most: int = 0) -> Non
     for module in (storage.history.mmr_nodes, storage.history.mmr):
         patch.setattr(module, "NODES", nodes)
         patch.setattr(module, "BIT_NODES", 2)
-    patch.setattr(storage.history.mmr_thin, "MOST", most)
+    patch.setattr("storage.history.mmr_thin.MOST", most)

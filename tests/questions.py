@@ -97,6 +97,15 @@ def failure(answer: httpx.Response, status: int, code: str, *named: str) -> str:
     return str(content["message"])
 
 
+def check_pages(web: Web, path: str, whole: list[Any], count: int, order: str | None = None) -> None:
+    """Check that pages by cursor and pages by number are a list, cut into parts of `count`."""
+    pages = [whole[begin : begin + count] for begin in range(0, len(whole), count)]
+    assert web.pages(path, count, order) == pages
+    query = f"{path}?count={count}" + (f"&order={order}" if order else "")
+    for number, page in (*enumerate([*pages, []], 1), (1 << 32, [])):
+        assert web.get(f"{query}&page={number}") == page
+
+
 def timeless(content: bytes) -> bytes:
     return re.sub(rb'("persisted_height":\w+,"seconds_since_last_block":)[0-9.]+', rb"\1", content)
 

@@ -19,10 +19,7 @@ from msgspec import structs
 from pruning import LocalStore, open_local_store
 from stores import Looked, look
 
-import handlers.ghosts
 import storage.ghost_index
-import storage.ghosts
-import storage.history.values
 from handlers import conflicts
 from handlers.audit import Audited, audit
 from handlers.bodies import body
@@ -42,14 +39,14 @@ MET = Branches()
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers.ghosts, "LEAST", 1)
-    monkeypatch.setattr(handlers.ghosts, "GENERATIONS", 3)
+    monkeypatch.setattr("handlers.ghosts.LEAST", 1)
+    monkeypatch.setattr("handlers.ghosts.GENERATIONS", 3)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage.ghost_index, "_ENTRIES", 3)
-    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
+    monkeypatch.setattr("storage.ghost_index._ENTRIES", 3)
+    monkeypatch.setattr("storage.history.values.VALUE_BYTES", 300)
 
 
 class Twin:

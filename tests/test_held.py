@@ -20,9 +20,7 @@ from chains import (
 )
 from stores import small_values
 
-import storage.history.bits
 import storage.history.held
-import storage.history.kept
 import storage.history.stored_index
 from handlers.events import BlockApplied
 from handlers.query import Query

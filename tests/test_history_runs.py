@@ -16,7 +16,6 @@ from chains import ADDRESSES, Options, at, back_to, block, feed, open_chain, out
 from stores import fixed_keys, small_values
 from test_history_batches import answers
 
-import storage.history.history
 import storage.history.merging
 import storage.history.runs
 import storage.history.values
@@ -44,7 +43,7 @@ def chain_of(length: int, width: int) -> Sequence[BlockApplied]:
 
 
 def test_values_of_which_little_is_left_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 4 * TX_RECORD.itemsize + HEAD_BYTES)
+    monkeypatch.setattr("storage.history.values.VALUE_BYTES", 4 * TX_RECORD.itemsize + HEAD_BYTES)
     records, live = np.zeros(40, TX_RECORD), Bits()
     records["number"] = np.arange(40)
     live.set(np.arange(0, 40, 4))
@@ -77,8 +76,8 @@ def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.Mon
 
 
 def test_a_new_run_has_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(storage.history.filters, "PART", 1)
-    monkeypatch.setattr(storage.history.filters, "_BITS", 640)  # for each entry, so that entries are far apart
+    monkeypatch.setattr("storage.history.filters.PART", 1)
+    monkeypatch.setattr("storage.history.filters._BITS", 640)  # for each entry, so that entries are far apart
     with open_chain(tmp_path, rollback_window=9, prune_depth=9) as chain:
         feed(chain, block(None, *[tx(f"0 {k}", output("ann")) for k in range(3)]))
         with chain.store.disk.read() as txn:
@@ -147,12 +146,12 @@ def applied(folder: Path, blocks: Sequence[BlockApplied]) -> Iterator[Chain]:
 @pytest.mark.usefixtures("small")
 def test_a_run_with_half_of_its_entries_obsolete_is_rewritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     blocks, expected, sizes = steady(100), list[object](), dict[str, int]()
-    monkeypatch.setattr(storage.history.history, "_COUNTED", 0)  # so nothing is rewritten
+    monkeypatch.setattr("storage.history.history._COUNTED", 0)  # so nothing is rewritten
     for n, chain in enumerate(applied(tmp_path / "without", blocks)):
         assert not any(rewritten(listed) for listed in lists(chain).values())
         expected += [answers(chain, blocks)] if n % 20 == 9 else []
         sizes = {kind: size(chain, kind) for kind in ("txid", "address_hash")}
-    monkeypatch.setattr(storage.history.history, "_COUNTED", 4)
+    monkeypatch.setattr("storage.history.history._COUNTED", 4)
     going, done = dict[int, Run](), Counter[str]()
     for n, chain in enumerate(applied(tmp_path / "with", blocks)):
         is_sound(chain)
@@ -177,7 +176,7 @@ def test_a_run_with_half_of_its_entries_obsolete_is_rewritten(monkeypatch: pytes
 
 @pytest.mark.usefixtures("small")
 def test_a_killed_store_continues_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
+    monkeypatch.setattr("storage.history.merging._REWRITTEN", 1)
     blocks, met = steady(60), Counter[str]()
     whole = [lists(chain) for chain in applied(tmp_path / "whole", blocks)]
     before = dict[str, Manifest]()
@@ -201,7 +200,7 @@ def test_a_killed_store_continues_where_it_was(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.usefixtures("small")
 def test_a_rollback_into_a_run_that_is_being_rewritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
+    monkeypatch.setattr("storage.history.merging._REWRITTEN", 1)
     blocks, met, n = steady(20), Counter[str](), 0
     random = Random(5)
     with open_chain(tmp_path / "back", **OPTIONS) as chain:
@@ -221,14 +220,14 @@ def test_a_rollback_into_a_run_that_is_being_rewritten(monkeypatch: pytest.Monke
                 met["in a count"] += listed.count.run in cut and listed.count.values > 0
             n += 1
             for each in steady(5, seed=n, after=blocks):
-                monkeypatch.setattr(storage.history.history, "LEAST_MERGED", random.choice((5, 1000)))
-                monkeypatch.setattr(storage.history.history, "_COUNTED", random.choice((5, 50)))
+                monkeypatch.setattr("storage.history.history.LEAST_MERGED", random.choice((5, 1000)))
+                monkeypatch.setattr("storage.history.history._COUNTED", random.choice((5, 50)))
                 feed(chain, each)
                 blocks.append(each)
                 is_sound(chain)
         found = answers(chain, blocks)
         assert verify(chain.store.disk) == []
-    monkeypatch.setattr(storage.history.history, "_COUNTED", 0)
+    monkeypatch.setattr("storage.history.history._COUNTED", 0)
     with open_chain(tmp_path / "straight", **OPTIONS) as chain:
         for each in blocks:
             feed(chain, each)
@@ -239,7 +238,7 @@ def test_a_rollback_into_a_run_that_is_being_rewritten(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("small")
 def test_runs_take_turns_in_being_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A call reads so many values at most; all runs have had their turn before the first has it again."""
-    monkeypatch.setattr(storage.history.history, "_COUNTED", 0)
+    monkeypatch.setattr("storage.history.history._COUNTED", 0)
     with open_chain(tmp_path, **OPTIONS) as chain:
         for each in steady(40):
             feed(chain, each)
@@ -288,8 +287,8 @@ def test_a_search_reads_only_what_is_near(
 
     Of runs that are held nothing is read.
     """
-    monkeypatch.setattr(storage.history.runs, "_MARGIN", margin)
-    monkeypatch.setattr(storage.history.runs, "_MOST_HELD", held)
+    monkeypatch.setattr("storage.history.runs._MARGIN", margin)
+    monkeypatch.setattr("storage.history.runs._MOST_HELD", held)
     read, near, random = Counter[str](), Index._near, Random(margin)
 
     def counted(index: Index, txn: Txn, run: int, which: Numbers, *others: Any) -> tuple[Records, Words]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from daemons import Message
 from patience import until
-from questions import TIP, Api, failure, running_api, short_folder
+from questions import TIP, Api, check_pages, failure, running_api, short_folder
 from scenarios import address, at, back_to, block, digest, output, tx
+from tx_messages import done, message_about, on_outputs, submit
 
 PAGE = 4  # outputs of a record's page here
 FROZEN = "ff" * 36
@@ -42,18 +43,6 @@ BIG = tx("big", *(output(f"big{n}") for n in range(3 * PAGE - 1)), spends=[at("q
 SECOND = block(FIRST, tx("winner", output("w"), spends=[at("q")]), block_id=77)
 
 
-def submit(transaction: Message, **fields: Any) -> Message:
-    return {"type": "TxSubmitted", "tx": transaction} | fields
-
-
-def message_about(kind: str, *names: object, **fields: Any) -> Message:
-    return {"type": kind, "txids": [digest("tx", name) for name in names]} | fields
-
-
-def on_outputs(kind: str, *outpoints: list[Any]) -> Message:
-    return {"type": kind, "outpoints": list(outpoints)}
-
-
 def txid(name: object) -> str:
     return digest("tx", name).hex()
 
@@ -65,8 +54,7 @@ def path(name: object, more: str = "") -> str:
 def one_by_one(api: Api, *messages: Message) -> None:
     """Let each message be carried out before the next is sent: a block in the same batch would be before the others."""
     with api.daemon.client() as client:
-        for message in messages:
-            assert client.ask(message).get("status") in {"applied", "accepted", "rolled_back"}, message
+        done(client, *messages)
 
 
 def inpoints(*outpoints: list[Any]) -> list[Message]:
@@ -219,16 +207,9 @@ def test_slots_of_a_transaction_without_a_record(fed_api: Api) -> None:
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("count", [1, PAGE, 3 * PAGE - 2, 3 * PAGE - 1])
 def test_pages_of_slots(fed_api: Api, order: str, count: int) -> None:
-    """By cursor and by number they are the same, and together they are all."""
     whole = fed_api.get(path("big", f"/utxos?order={order}"))
     assert [each["output_index"] for each in whole] == sorted(range(3 * PAGE - 1), reverse=order == "desc")
-    pages = fed_api.web.pages(path("big", "/utxos"), count, order)
-    assert [each for page in pages for each in page] == whole
-    assert {len(page) for page in pages[:-1]} <= {count} and pages[-1]
-    for number, page in enumerate(pages, 1):
-        assert fed_api.get(path("big", f"/utxos?count={count}&order={order}&page={number}")) == page
-    assert fed_api.get(path("big", f"/utxos?count={count}&page={len(pages) + 1}")) == []
-    assert fed_api.get(path("big", "/utxos?page=4294967296")) == []
+    check_pages(fed_api.web, path("big", "/utxos"), whole, count, order)
 
 
 def test_parameters_of_slots_that_are_refused(fed_api: Api) -> None:
@@ -444,12 +425,7 @@ def test_jobs_are_listed_latest_first(pruned: Api) -> None:
 def test_pages_of_jobs(pruned: Api) -> None:
     whole = pruned.get(JOBS)
     for count in (1, 3, 7):
-        found = pruned.web.pages(JOBS, count, order=None)
-        assert [job for page in found for job in page] == whole
-        assert {len(page) for page in found[:-1]} <= {count} and found[-1]
-        for number, page in enumerate(found, 1):
-            assert pruned.get(f"{JOBS}?count={count}&page={number}") == page
-    assert pruned.get(f"{JOBS}?page=4294967296") == []
+        check_pages(pruned.web, JOBS, whole, count)
     cursor = pruned.ask(f"{JOBS}?count=2").headers["x-next-cursor"]
     failure(pruned.ask(path("whole", f"/utxos?cursor={cursor}")), 400, "bad_parameter", "another list")
     failure(pruned.ask(f"{JOBS}?cursor={cursor}&page=1"), 400, "bad_parameter", "page")

@@ -11,14 +11,8 @@ import lmdb
 import pytest
 from chains import Options, feed, open_chain, random_chain, random_genesis
 from faults import Fault, broken, failing
+from stores import small_values
 
-import daemon.offline
-import storage.history.history
-import storage.history.merging
-import storage.history.recent
-import storage.history.reindex
-import storage.history.runs
-import storage.history.values
 from config.load import load
 from daemon.offline import prune
 from handlers.chain import Chain
@@ -39,13 +33,7 @@ EVERY = tuple(RULES)
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
-    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 600)
-    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
-    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
-    monkeypatch.setattr(storage.history.reindex, "_VALUES", 2)
-    monkeypatch.setattr(storage.history.reindex, "_ENTRIES", 10)
-    monkeypatch.setattr(storage.history.reindex, "_COLLECTED", 4)
+    small_values(monkeypatch, value_bytes=600, reindexed_values=2, reindexed_entries=10, collected=4)
 
 
 def opened(folder: Path, indexes: tuple[str, ...]) -> AbstractContextManager[Chain]:
@@ -138,14 +126,14 @@ def test_pruning_rewrites_every_run_with_enough_obsolete_entries(
     merged: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It begins with the undo logs of the window, a few in each turn, and goes on until no run is left to rewrite."""
-    monkeypatch.setattr(daemon.offline, "_STEPS", 1)
-    monkeypatch.setattr(storage.history.merging, "FANOUT", 1000)  # so all runs are of one level
-    monkeypatch.setattr(storage.history.recent, "_LOADED", 1)
-    monkeypatch.setattr(storage.history.history, "_THINNED", 1000)
-    monkeypatch.setattr(storage.history.history, "_COUNTED", 0)
+    monkeypatch.setattr("daemon.offline._STEPS", 1)
+    monkeypatch.setattr("storage.history.merging.FANOUT", 1000)  # so all runs are of one level
+    monkeypatch.setattr("storage.history.recent._LOADED", 1)
+    monkeypatch.setattr("storage.history.history._THINNED", 1000)
+    monkeypatch.setattr("storage.history.history._COUNTED", 0)
     fill(tmp_path / "lmdb", EVERY)
-    monkeypatch.setattr(storage.history.history, "_COUNTED", 5)
-    monkeypatch.setattr(storage.history.history, "LEAST_MERGED", merged)
+    monkeypatch.setattr("storage.history.history._COUNTED", 5)
+    monkeypatch.setattr("storage.history.history.LEAST_MERGED", merged)
     config = tmp_path / "utxod.toml"
     config.write_text(f'data_dir = "{tmp_path}"\n[utxo]\nrollback_window = 8\nprune_depth = 8\n')
     with opened(tmp_path / "lmdb", EVERY) as chain:
