@@ -25,7 +25,7 @@ from config.settings import Recovery
 from handlers.recovery.manager import Manager
 from handlers.recovery.outcome import Handler, Outcome, Valid
 from storage.recovery.postgres import PostgresStorage
-from storage.recovery.rows import Row, StoreAway
+from storage.recovery.rows import RecoveringWhole, StoreAway
 from storage.recovery.sqlite import SqliteStorage
 from storage.recovery.tables import Storage
 
@@ -315,7 +315,7 @@ async def status(storage: Storage, txid: bytes) -> str:
     return (await read(storage, txid)).status
 
 
-async def read(storage: Storage, txid: bytes) -> Row:
+async def read(storage: Storage, txid: bytes) -> RecoveringWhole:
     found = await storage.row(txid)
     assert found is not None
     return found

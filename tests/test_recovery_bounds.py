@@ -106,5 +106,5 @@ async def test_a_survey_keeps_some_rows_of_unknown_transactions(lab: Lab) -> Non
         survey = Survey(storage, cast("Any", NoRecords()), "ours", cast("Any", turn), quick(max_final_count=5))
         await survey(decides=False)
         assert (await storage.counts()).by_status["orphan"] == 24
-        assert {row.txid for row in await storage.rows("pending", 99)} == {tx(n) for n in range(6)}
+        assert {row.id for row in await storage.rows("pending", 99)} == {tx(n) for n in range(6)}
         assert {status for _, status in await storage.unpublished(99)} == {"orphan"}

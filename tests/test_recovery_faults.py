@@ -21,7 +21,7 @@ from proxy import Proxy
 from recovering import Lab, read, until
 from recovery_scenario import Scenario, WatchedDaemon, watched_daemon
 
-from storage.recovery.rows import Row
+from storage.recovery.rows import Recovering
 from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
@@ -76,16 +76,17 @@ class Watch:
 
 async def ended_once(storage: Storage, scenario: Scenario, daemons: list[WatchedDaemon]) -> int:
     """Check that every row ended as it has to, by the last claim or a listener; return how many the scan ended."""
-    wrong, seen, scanned, after = list[Row](), 0, 0, None
+    wrong, seen, scanned, after = list[Recovering](), 0, 0, None
     while page := await storage.rows(None, 1000, after=after):
         after, seen = page[-1].place, seen + len(page)
         for row in page:
-            ends = [look for look in row.history if look.outcome in ("valid", "invalid")]
+            history = (await read(storage, row.id)).history
+            ends = [look for look in history if look.outcome in ("valid", "invalid")]
             if row.status == "orphan":
-                ends = [look for look in row.history[-1:] if look.outcome == "notfound"]
-            by_scan = bool(ends) and ends == row.history[-1:] and ends[0].generation == row.generation
-            by_listener = not ends and all(look.generation < row.generation for look in row.history)
-            if row.status != scenario.right(row.txid) or not (by_scan or by_listener) or row.owner or row.reopened:
+                ends = [look for look in history[-1:] if look.outcome == "notfound"]
+            by_scan = bool(ends) and ends == history[-1:] and ends[0].generation == row.generation
+            by_listener = not ends and all(look.generation < row.generation for look in history)
+            if row.status != scenario.right(row.id) or not (by_scan or by_listener) or row.owner or row.reopened:
                 wrong.append(row)
             scanned += by_scan
     assert wrong == []

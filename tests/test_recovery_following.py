@@ -125,7 +125,7 @@ def are(storage: Storage, **expected: Status) -> Any:
     """Return whether rows have these statuses: `t1="pending"`."""
 
     async def so() -> bool:
-        rows = {f"t{int.from_bytes(row.txid)}": row.status for row in await storage.rows(None, 100)}
+        rows = {f"t{int.from_bytes(row.id)}": row.status for row in await storage.rows(None, 100)}
         return rows == expected
 
     return so
@@ -222,7 +222,7 @@ async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(storage: Storag
         async with log.following(failing, store):
             await log.is_read(storage, store)
             await until(are(storage, t1="confirmed", t2="deleted", t4="pending", t5="pending", t6="deleted"))
-        rows = {row.txid: row for row in await storage.rows(None, 100)}
+        rows = {row.id: row for row in await storage.rows(None, 100)}
         assert {int.from_bytes(txid): row.reopened for txid, row in rows.items() if row.reopened} == {4: 1, 5: 1}
         assert await storage.mined(store, 100, 9) == [(tx(4), 5)]
         left = failing.left

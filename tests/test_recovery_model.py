@@ -35,7 +35,7 @@ from handlers.events import Welcome
 from handlers.recovery.records import Conflicting, Mined, Pending, Records
 from handlers.utxo import Turns
 from storage.disk import Disk
-from storage.recovery.rows import Row, StoreAway
+from storage.recovery.rows import Recovering, StoreAway
 from storage.recovery.tables import Storage as Tables
 
 CONFIRMATIONS, COINS, SETTLED_S = 3, 4, 30.0
@@ -182,13 +182,13 @@ class Node:
         """Wait until each row has its right status."""
         assert self.service is not None
         right, waiting = await to_thread.run_sync(self._right, limiter=self.writer)
-        give_up, wrong, rows = monotonic() + SETTLED_S, {"all": "not read"}, dict[bytes, Row]()
+        give_up, wrong, rows = monotonic() + SETTLED_S, {"all": "not read"}, dict[bytes, Recovering]()
         async with self._reading() as storage:
             while wrong or not waiting <= set(rows):
                 assert not self.service.done()
                 assert monotonic() < give_up, f"{wrong}, without a row: {waiting - set(rows)}"
                 await asyncio.sleep(0.01)
-                rows = {row.txid: row for row in await storage.rows(None, 1000)}
+                rows = {row.id: row for row in await storage.rows(None, 1000)}
                 wrong = {txid.hex(): row.status for txid, row in rows.items() if row.status != right[txid]}
         self.met |= {f"row {row.status}" for row in rows.values()}
         self.met |= {"row reopened"} if any(row.reopened for row in rows.values()) else set()

@@ -205,23 +205,6 @@ async def test_only_rows_of_the_named_statuses_are_reopened(storage: Storage, wa
     assert await storage.reopen([tx(n) for n in range(7)], "again", wanted) == set()
 
 
-async def test_what_waits_is_listed_by_id_in_pages(storage: Storage) -> None:
-    """Held or not, due or not; what is final is left out, wherever a page ends."""
-    assert await storage.waiting(b"", 5) == []
-    await due(storage, *range(8, 12))
-    await storage.add([tx(n) for n in (*range(8), *range(12, 20))], 3600.0)
-    await storage.claim("A", 30.0, 3)
-    await storage.conclude([tx(n) for n in (0, 4, 5, 9, 19)], "confirmed", "")
-    pending = [tx(n) for n in range(20) if n not in (0, 4, 5, 9, 19)]
-    for limit in (1, 3, 15, 16):
-        listed, after = list[bytes](), b""
-        while page := await storage.waiting(after, limit):
-            assert len(page) <= limit and page[0] > after
-            listed, after = listed + page, page[-1]
-        assert listed == pending
-    assert await storage.waiting(tx(18), 5) == []
-
-
 async def test_lists_are_pages_in_the_order_of_submission(storage: Storage) -> None:
     for n in range(12):
         await due(storage, n, age_s=1000.0 - n // 2)  # two at a time, more or less
@@ -234,16 +217,16 @@ async def test_lists_are_pages_in_the_order_of_submission(storage: Storage) -> N
         while page := await storage.rows(wanted, 2, after=after, newest_first=newest_first):
             assert len(page) <= 2
             walked, after = walked + page, page[-1].place
-        return [row.txid for row in walked]
+        return [row.id for row in walked]
 
-    everything = [row.txid for row in await storage.rows(None, 100)]
+    everything = [row.id for row in await storage.rows(None, 100)]
     assert sorted(everything) == [tx(n) for n in range(12)]
     for wanted in (None, *STATUSES):
-        listed = [row.txid for row in await storage.rows(wanted, 100)]
+        listed = [row.id for row in await storage.rows(wanted, 100)]
         assert await walk(wanted, False) == listed
         assert await walk(wanted, True) == listed[::-1]
-        assert [row.txid for row in await storage.rows(wanted, 3, offset=2)] == listed[2:5]
-    assert {row.txid for row in await storage.rows("confirmed", 100)} == {tx(0), tx(3), tx(6), tx(9)}
+        assert [row.id for row in await storage.rows(wanted, 3, offset=2)] == listed[2:5]
+    assert {row.id for row in await storage.rows("confirmed", 100)} == {tx(0), tx(3), tx(6), tx(9)}
     assert await storage.rows("orphan", 100) == []
 
 
@@ -278,7 +261,7 @@ async def test_dropping_removes_held_rows_too(storage: Storage) -> None:
     await storage.conclude([tx(3)], "confirmed", "")
     await storage.conclude([tx(5)], "orphan", "")
     assert await storage.drop([tx(1), tx(2), tx(3), tx(5), tx(9)]) == {tx(1), tx(2), tx(5)}
-    assert {row.txid for row in await storage.rows(None, 100)} == {tx(3), tx(4)}
+    assert {row.id for row in await storage.rows(None, 100)} == {tx(3), tx(4)}
     assert await storage.settle([final(claim, "confirmed")]) == set()
     assert await storage.renew([claim], 30.0) == set()
     assert await storage.drop([]) == set()

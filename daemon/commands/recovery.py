@@ -81,11 +81,10 @@ def list_rows(context: click.Context, status: str | None, count: int, order: str
     import msgspec
 
     from daemon.commands.recovery_report import table
-    from handlers.recovery.report import shown
-    from storage.recovery.rows import Row
+    from storage.recovery.rows import Recovering
 
-    async def work(storage: Storage) -> list[Row]:
-        found: list[Row] = []
+    async def work(storage: Storage) -> list[Recovering]:
+        found: list[Recovering] = []
         while more := await storage.rows(
             status,  # type: ignore[arg-type]
             min(_PAGE, count - len(found)),
@@ -101,7 +100,7 @@ def list_rows(context: click.Context, status: str | None, count: int, order: str
     with pipe_may_close():
         if as_json:
             for row in found:
-                click.echo(msgspec.json.encode(shown(row)))
+                click.echo(msgspec.json.encode(row))
         else:
             show(table(found) if found else "there are none")
 
@@ -116,7 +115,6 @@ def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
     import msgspec
 
     from daemon.commands.recovery_report import whole
-    from handlers.recovery.report import shown_whole
 
     row = _with(context.obj.config, lambda storage: storage.row(txid[0]), readonly=True)
     if row is None:
@@ -126,7 +124,7 @@ def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
             FAILED,
         )
     if as_json:
-        click.echo(msgspec.json.encode(shown_whole(row)))
+        click.echo(msgspec.json.encode(row))
     else:
         show(*whole(row))
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from handlers.recovery.numbers import Numbers
-from storage.recovery.rows import Counts, Row
+from storage.recovery.rows import Counts, Recovering, RecoveringWhole
 
 
 def _table(*names: str) -> Table:
@@ -22,22 +22,22 @@ def _when(moment: datetime | None) -> str:
     return "" if moment is None else moment.strftime("%F %T")
 
 
-def table(rows: list[Row]) -> Table:
+def table(rows: list[Recovering]) -> Table:
     """Return rows as lines."""
     made = _table("transaction", "status", "submitted", "attempts", "next", "why")
     for row in rows:
         next_at = _when(row.next_attempt_at)
         why = row.message or row.last_error
-        made.add_row(row.txid.hex(), row.status, _when(row.submitted_at), str(row.attempts), next_at, why)
+        made.add_row(row.txid, row.status, _when(row.submitted_at), str(row.attempts), next_at, why)
     return made
 
 
-def whole(row: Row) -> list[RenderableType]:
+def whole(row: RecoveringWhole) -> list[RenderableType]:
     """Return one row with its history."""
     facts = _table("", "")
     facts.show_header = False
     for name, value in {
-        "transaction": row.txid.hex(),
+        "transaction": row.txid,
         "status": row.status,
         "message": row.message,
         "last error": row.last_error,

@@ -15,12 +15,11 @@ from handlers.datums import Datum
 from handlers.deltas import BlockDelta
 from handlers.proofs import MmrProof
 from handlers.prune_report import PrunerJob
-from handlers.recovery.report import Recovering, RecoveringWhole
 from handlers.touched import AddressTx
 from handlers.tx_query import Raw, Slot, Transaction
 from handlers.waiting import EXAMINED, ORDERS, Waiting
 from handlers.waiting import STATUSES as WAITING
-from storage.recovery.rows import STATUSES
+from storage.recovery.rows import STATUSES, Recovering, RecoveringWhole
 
 _TYPES = (
     Utxo,

@@ -18,7 +18,6 @@ from handlers import cursors
 from handlers.cursors import BadCursor
 from handlers.events import Point
 from handlers.query import Order, Query
-from handlers.recovery.report import shown, shown_whole
 from storage.recovery.rows import STATUSES, Place, Status, StoreAway
 from storage.recovery.tables import Storage
 
@@ -66,7 +65,7 @@ class RecoveryRoutes:
         if len(rows) > requested.count:
             rows.pop()
             headers["X-Next-Cursor"] = cursors.write(_Cut(status, requested.order, rows[-1].place))
-        return answer(request, self._tip(), _encode([shown(row) for row in rows]), more=headers)
+        return answer(request, self._tip(), _encode(rows), more=headers)
 
     async def transaction(self, request: Request) -> Response:
         """One transaction with its latest attempts."""
@@ -78,7 +77,7 @@ class RecoveryRoutes:
                 f"transaction {txid.hex()} is not in the list: never submitted here, or removed after it became final"
             )
             raise Problem(404, "unknown_transaction", what)
-        return answer(request, self._tip(), _encode(shown_whole(row)))
+        return answer(request, self._tip(), _encode(row))
 
     async def _open(self) -> Storage:
         async with self._opening:

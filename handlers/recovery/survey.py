@@ -12,7 +12,7 @@ from functools import partial
 
 from config.settings import Recovery
 from handlers.recovery.records import CONFLICTING, Conflicting, Mined, Pending, Records, Turn, Unknown, walk
-from storage.recovery.rows import Place, Row, Status
+from storage.recovery.rows import Place, Recovering, Status
 from storage.recovery.tables import Storage
 
 _ROWS = 2000
@@ -50,22 +50,22 @@ class Survey:
                 place = rows[-1].place
                 await self._compare(rows)
 
-    async def _compare(self, rows: list[Row]) -> None:
+    async def _compare(self, rows: list[Recovering]) -> None:
         """Correct rows of one status that is not `confirmed`.
 
         Of the pending rows whose transactions the daemon does not have, only some stay pending. A row that was deleted
         for another reason than a conflict was given up by an operator.
         """
-        states = await self._turn(partial(self._records.states, [row.txid for row in rows]))
+        states = await self._turn(partial(self._records.states, [row.id for row in rows]))
         found = list(zip(rows, states, strict=True))
-        mined = {row.txid: state.height for row, state in found if isinstance(state, Mined)}
+        mined = {row.id: state.height for row, state in found if isinstance(state, Mined)}
         await self._storage.reopen(mined, HAS_IT, GIVEN_UP)
         await self._storage.mine(self._store, mined)
-        won = [row.txid for row, state in found if isinstance(state, Pending) and row.message == CONFLICTING]
+        won = [row.id for row, state in found if isinstance(state, Pending) and row.message == CONFLICTING]
         await self._storage.reopen(won, WAITS, ("deleted",))
-        lost = [row.txid for row, state in found if isinstance(state, Conflicting)]
+        lost = [row.id for row, state in found if isinstance(state, Conflicting)]
         await self._storage.conclude(lost, "deleted", CONFLICTING)
-        unknown = [row.txid for row, state in found if isinstance(state, Unknown) and row.status == "pending"]
+        unknown = [row.id for row, state in found if isinstance(state, Unknown) and row.status == "pending"]
         await self._storage.conclude(unknown[self._spare :], "orphan", TOO_MANY)
         self._spare = max(self._spare - len(unknown), 0)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from storage.errors import StoreError
 
@@ -66,13 +65,13 @@ class Attempt(Struct, frozen=True):
     error: str | None
 
 
-class Summary(Struct, frozen=True, kw_only=True):
-    """What is known about one transaction, without its attempts."""
+class Recovering(Struct, frozen=True, kw_only=True):
+    """A transaction that was submitted, and how far it is on its way to finality."""
 
-    txid: bytes
+    txid: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     status: Status
-    message: str
-    owner: str | None
+    message: Annotated[str, Meta(description="reason for its final status")]
+    owner: Annotated[str | None, Meta(description="instance that has claimed it")]
     generation: int
     lease_until: datetime | None
     attempts: int
@@ -86,16 +85,21 @@ class Summary(Struct, frozen=True, kw_only=True):
     updated_at: datetime
     reopened: int
 
-
-class Row(Summary, frozen=True, kw_only=True):
-    """Everything that is known about one transaction; the latest attempts are in `history`, the oldest first."""
-
-    history: list[Attempt]
+    @property
+    def id(self) -> bytes:
+        """Return the transaction id as it is stored."""
+        return bytes.fromhex(self.txid)
 
     @property
     def place(self) -> Place:
         """Return where the row is in a list."""
-        return Place(self.submitted_at, self.txid)
+        return Place(self.submitted_at, self.id)
+
+
+class RecoveringWhole(Recovering, frozen=True, kw_only=True):
+    """The same, with its latest attempts, the oldest first."""
+
+    history: list[Attempt]
 
 
 class Place(Struct, frozen=True):
@@ -128,8 +132,3 @@ class Counts(Struct, frozen=True):
 def shortened(text: str | None) -> str | None:
     """Return a text that a row has space for, without what a database cannot keep: zeros, and halves of characters."""
     return text if text is None else text.replace("\0", "")[:LONGEST_TEXT].encode(errors="replace").decode()
-
-
-def decode_history(raw: str) -> list[Attempt]:
-    """Return the attempts that a row stores, oldest first."""
-    return msgspec.json.decode(raw, type=list[Attempt])

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from storage.recovery.rows import STATUSES, Status
+from storage.recovery.rows import STATUSES, Recovering, Status
 
-COLUMNS = (
-    "txid, status, message, owner, generation, lease_until, attempts, failures, not_found, not_found_since, "
-    "next_attempt_at, last_error, submitted_at, created_at, updated_at, reopened, history"
-)
+COLUMNS = ", ".join(Recovering.__struct_fields__)
 MIGRATIONS = [
     [
         f"""
@@ -145,8 +142,7 @@ UNPUBLISHED = "SELECT txid, status FROM {t} WHERE untold = :reporter ORDER BY tx
 PUBLISHED = """
     UPDATE {t} AS t SET untold = NULL FROM {statuses}
     WHERE t.txid = b.id AND t.status || '' = b.value AND t.untold || '' = :reporter RETURNING txid"""
-WAITING = "SELECT txid FROM {t} WHERE txid > :after AND status || '' = 'pending' ORDER BY txid LIMIT :limit"
-ROW = f"SELECT {COLUMNS} FROM {{t}} WHERE txid = :txid"
+ROW = f"SELECT {COLUMNS}, history FROM {{t}} WHERE txid = :txid"
 COUNTS = "SELECT status, count(*), min(submitted_at), {now} FROM {t} GROUP BY status"
 
 CURSOR = "SELECT next, at, tip, compared FROM {t}_cursor WHERE store = :store"

@@ -7,18 +7,21 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar
 
+import msgspec
+
 from storage.recovery import sql
 from storage.recovery.rows import (
     FINAL,
     STATUSES,
+    Attempt,
     Claim,
     Counts,
     Cursor,
     Place,
-    Row,
+    Recovering,
+    RecoveringWhole,
     Settlement,
     Status,
-    decode_history,
     shortened,
 )
 
@@ -269,10 +272,12 @@ class Storage(Verbs):
         """Note that these rows were published, unless their status is another by now; return which."""
         return await self._each(sql.PUBLISHED, sorted(rows), reporter=self._reporter)
 
-    async def row(self, txid: bytes) -> Row | None:
+    async def row(self, txid: bytes) -> RecoveringWhole | None:
         """Return everything about one transaction."""
-        found = await self._statement(sql.ROW, txid=txid)
-        return self._row(found[0]) if found else None
+        for *found, history in await self._statement(sql.ROW, txid=txid):
+            attempts = msgspec.json.decode(history, type=list[Attempt])
+            return RecoveringWhole(**self._fields(found), history=attempts)
+        return None
 
     async def rows(
         self,
@@ -282,17 +287,13 @@ class Storage(Verbs):
         after: Place | None = None,
         offset: int = 0,
         newest_first: bool = False,
-    ) -> list[Row]:
+    ) -> list[Recovering]:
         """Return a page of rows in the order of submission, of one status or of all."""
         statement = sql.page([status] if status else STATUSES, after is not None, newest_first)
         values: dict[str, object] = {"most": limit + offset, "limit": limit, "offset": offset}
         if after is not None:
             values |= {"at": after.submitted_at, "txid": after.txid}
-        return [self._row(row) for row in await self._statement(statement, "read", **values)]
-
-    async def waiting(self, after: bytes, limit: int) -> list[bytes]:
-        """Return the next pending transactions in ascending order, greater than `after`; none at the end."""
-        return [row[0] for row in await self._statement(sql.WAITING, after=after, limit=limit)]
+        return [Recovering(**self._fields(row)) for row in await self._statement(statement, "read", **values)]
 
     async def counts(self) -> Counts:
         """Count the rows. Reads an index, not the rows, but all of it: not for every scan."""
@@ -301,10 +302,10 @@ class Storage(Verbs):
         ages_s = [self._age_s(oldest, now) for status, _, oldest, now in found if status == "pending"]
         return Counts(by_status, max([0.0, *ages_s]))
 
-    def _row(self, found: Any) -> Row:
-        values = dict(zip(sql.COLUMNS.split(", "), found, strict=True))
+    def _fields(self, found: Sequence[Any]) -> dict[str, Any]:
+        values = dict(zip(Recovering.__struct_fields__, found, strict=True))
         times = {name: self._moment(values[name]) for name in _TIMES if values[name] is not None}
-        return Row(**values | times | {"history": decode_history(values["history"])})
+        return values | times | {"txid": values["txid"].hex()}
 
 
 # --- parameters of the statements ------------------------------------------------------------------------------------

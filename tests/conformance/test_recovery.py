@@ -730,7 +730,7 @@ async def test_rec_082_lost_session_is_noticed(on_postgres: Storage, pg_lab: Lab
             await until(lambda: manager.numbers.settled["confirmed"] == 10)
     (lost,) = [line for line in logs if line["event"] == "leadership_lost"]
     assert (lost["log_level"], lost["unstarted"]) == ("warning", 9)
-    generations = {row.txid: row.generation for row in await on_postgres.rows("confirmed", 100)}
+    generations = {row.id: row.generation for row in await on_postgres.rows("confirmed", 100)}
     assert generations == {tx(n): 1 if tx(n) == first else 2 for n in range(10)}
 
 
@@ -771,7 +771,7 @@ async def test_rec_087_attempts_are_limited(on_sqlite: Storage) -> None:
     row = await after(on_sqlite, handler, "dead", max_attempts=3)
     assert (row.failures, row.last_error, len(row.history)) == (3, "OSError: no route", 3)
     assert await claimed(on_sqlite, "B") == []
-    assert [each.txid for each in await on_sqlite.rows("dead", 10)] == [tx(1)]
+    assert [each.id for each in await on_sqlite.rows("dead", 10)] == [tx(1)]
     broken[0] = False
     async with managing(on_sqlite, handler):
         assert await on_sqlite.replay([tx(1)]) == {tx(1)}
