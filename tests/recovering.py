@@ -27,7 +27,7 @@ from handlers.recovery.outcome import Handler, Outcome, Valid
 from storage.recovery.postgres import PostgresStorage
 from storage.recovery.rows import RecoveringWhole, StoreAway
 from storage.recovery.sqlite import SqliteStorage
-from storage.recovery.tables import Storage
+from storage.recovery.tables import Storage, Verbs
 
 Kind = Literal["sqlite", "postgresql"]
 HOUR = 3600.0
@@ -250,7 +250,7 @@ async def old(storage: Storage, *numbers: int, age_s: float = HOUR) -> None:
     await storage.add(map(tx, numbers), 30.0, age_s)
 
 
-async def wake(storage: Storage, txids: Iterable[bytes]) -> None:
+async def wake(storage: Verbs, txids: Iterable[bytes]) -> None:
     """Make pending rows that no instance holds due at once."""
     due = "UPDATE {t} AS t SET next_attempt_at = {now} - 1{ms} FROM {keys} WHERE t.txid = b.id"
     waits = "AND t.status = 'pending' AND t.owner IS NULL RETURNING txid"

@@ -294,7 +294,7 @@ async def test_who_is_cut_off_inside_a_transaction_keeps_no_row_for_longer_than_
         await other.add([tx(1)], 0.0, 60.0)
         async with pg_lab.storage(lease_s=1.0, uri=way.uri) as storage:
             way.cut_after(tx(1))
-            waking = asyncio.ensure_future(wake(storage, [tx(1)]))
+            waking = asyncio.ensure_future(storage.transact(lambda verbs: wake(verbs, [tx(1)])))
             await until(lambda: way.is_cut)
             silent = f"state = 'idle in transaction' AND query LIKE '%{pg_lab.table}%'"
             await until(lambda: pg_lab.sql(f"SELECT 1 FROM pg_stat_activity WHERE {silent}"))

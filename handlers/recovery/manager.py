@@ -319,9 +319,6 @@ class Manager:
                 if self._stopping:
                     return None
                 await self._queued.wait()
-            if self.numbers.leader and self._session is not None and self._session.lost:
-                await self._lose_leadership()
-                continue
             held = queue.popleft()
             self._freed.notify()
             if held.current:

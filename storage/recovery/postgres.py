@@ -6,8 +6,8 @@ The lock belongs to a connection of its own, never to one of a pool. A connectio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
@@ -108,8 +108,8 @@ class PostgresStorage(Storage):
         if not table.isidentifier() or table != table.lower():
             raise ValueError(f"{table!r} is not the name of a table")
         super().__init__(reporter)
-        self._dsn, self._lease_s, self._lock, self._table = dsn, lease_s, lock, table
-        self._readonly = readonly
+        self._dsn, self._lease_s, self._lock, self._table, self._readonly = dsn, lease_s, lock, table, readonly
+        self._silence_ms = str(max(round(lease_s * 1000), 1000))  # after which the server ends a connection
         self._pool: asyncpg.Pool | None = None
         self._turn = Lock()  # what one owner writes to several rows at once never waits for itself in a circle
         self._schema = ""
@@ -117,23 +117,21 @@ class PostgresStorage(Storage):
     async def open(self) -> None:
         """See `Storage`."""
         try:
-            self._pool = await asyncpg.create_pool(
-                self._dsn,
-                min_size=0,  # NOTE: what asyncpg opens ahead by itself it logs in its own words when it can't
-                max_size=_CONNECTIONS,
-                timeout=ANSWER_S,
-                command_timeout=ANSWER_S,
-                reset=_as_it_is,
-                # Who falls silent inside a transaction keeps its rows from others for no longer than a lease.
-                server_settings=_PLANS | {"idle_in_transaction_session_timeout": str(_silence_ms(self._lease_s))},
-            )
-            async with self._pool.acquire() as connection:
-                self._schema = await connection.fetchval("SELECT current_schema()")
-                if not self._readonly:
-                    await self._migrate(connection)
-        except _AWAY as error:
-            await self.close()
-            raise _store_error(error) from error
+            with _errors():
+                self._pool = await asyncpg.create_pool(
+                    self._dsn,
+                    min_size=0,  # NOTE: what asyncpg opens ahead by itself it logs in its own words when it can't
+                    max_size=_CONNECTIONS,
+                    timeout=ANSWER_S,
+                    command_timeout=ANSWER_S,
+                    reset=_as_it_is,
+                    # Who falls silent inside a transaction keeps its rows from others for no longer than a lease.
+                    server_settings=_PLANS | {"idle_in_transaction_session_timeout": self._silence_ms},
+                )
+                async with self._pool.acquire() as connection:
+                    self._schema = await connection.fetchval("SELECT current_schema()")
+                    if not self._readonly:
+                        await self._migrate(connection)
         except BaseException:
             await self.close()
             raise
@@ -167,69 +165,64 @@ class PostgresStorage(Storage):
         """Return the lock for a purpose, of these tables only."""
         return lock_id(self._lock, self._schema, self._table, purpose)
 
+    @property
+    def _channel(self) -> str:
+        return f"{self._table}_{self.lock_id('wakeup') & 0xFFFFFFFF:08x}"
+
     @staticmethod
     def _moment(value: datetime) -> datetime:
         return value
 
     async def session(self, wake: Callable[[], None]) -> PostgresSession:
         """See `Storage`."""
-        session = PostgresSession(self._dsn, self.lock_id("leader"), self._lease_s)
-        try:
-            await session.open(self._channel, wake)
-        except _AWAY as error:
-            await session.close()
-            raise _store_error(error) from error
-        except BaseException:
-            await session.close()
-            raise
-        return session
+        with _errors():
+            connection = await asyncpg.connect(
+                self._dsn,
+                timeout=_CONNECT_S,
+                command_timeout=min(_CONNECT_S, self._lease_s),
+                server_settings={"idle_session_timeout": self._silence_ms},
+            )
+            try:
+                await connection.add_listener(self._channel, lambda *_: wake())
+            except BaseException:
+                connection.terminate()
+                raise
+        return PostgresSession(connection, self.lock_id("leader"), wake)
 
-    # --- turns ---------------------------------------------------------------------------------------------------
-
-    @property
-    def _channel(self) -> str:
-        return f"{self._table}_{self.lock_id('wakeup') & 0xFFFFFFFF:08x}"
+    async def _ring(self) -> None:
+        await self._run(lambda connection: connection.execute("SELECT pg_notify($1, '')", self._channel))
 
     async def _work(self, work: Work[T], mode: Mode) -> T:
         async def on(connection: asyncpg.Connection) -> T:
-            async with connection.transaction() if mode == "whole" else nullcontext():  # one statement is one by itself
-                return await work(_On(connection, self._table, self._channel))
+            async def run(statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
+                text, names = worded(statement, self._table)
+                if batch is not None:
+                    values |= {f"batch{n}": column for n, column in enumerate(zip(*batch, strict=True))}
+                return list(await connection.fetch(text, *(values[name] for name in names)))
 
-        async with self._turn if mode in ("each", "whole") else nullcontext():
+            async with connection.transaction() if mode == "whole" else nullcontext():
+                return await work(run)
+
+        async with nullcontext() if mode == "free" else self._turn:
             return await self._run(on)
 
     async def _run(self, work: Callable[[asyncpg.Connection], Coroutine[Any, Any, T]]) -> T:
-        """Run something on a connection. One that broke is not given to the next caller."""
+        """Run something on a connection, once more after a deadlock with another instance, which took it back."""
+        with _errors():
+            for _ in range(_DEADLOCKS - 1):
+                with suppress(asyncpg.DeadlockDetectedError):
+                    return await self._run_once(work)
+            return await self._run_once(work)
+
+    async def _run_once(self, work: Callable[[asyncpg.Connection], Coroutine[Any, Any, T]]) -> T:
         if self._pool is None:
             raise StoreAway("the database is not open")
-        for attempt in range(_DEADLOCKS):
+        async with self._pool.acquire(timeout=ANSWER_S) as connection:
             try:
-                async with self._pool.acquire(timeout=ANSWER_S) as connection:
-                    try:
-                        return await work(connection)
-                    except get_cancelled_exc_class():  # what the server may still answer is not needed
-                        connection.terminate()
-                        raise
-            except _AWAY as error:  # a deadlock with another instance took everything back: once more
-                if not isinstance(error, asyncpg.DeadlockDetectedError) or attempt == _DEADLOCKS - 1:
-                    raise _store_error(error) from error
-        raise AssertionError
-
-
-class _On:
-    """Runs statements on one connection; see `Run`."""
-
-    def __init__(self, connection: asyncpg.Connection, table: str, channel: str) -> None:
-        self._connection, self._table, self._channel = connection, table, channel
-
-    async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
-        text, names = worded(statement, self._table)
-        if batch is not None:
-            values |= {f"batch{n}": column for n, column in enumerate(zip(*batch, strict=True))}
-        return list(await self._connection.fetch(text, *(values[name] for name in names)))
-
-    async def notify(self) -> None:
-        await self._connection.execute("SELECT pg_notify($1, '')", self._channel)
+                return await work(connection)
+            except get_cancelled_exc_class():  # what the server may still answer is not for the next caller
+                connection.terminate()
+                raise
 
 
 async def _as_it_is(_: object) -> None:
@@ -242,34 +235,16 @@ class PostgresSession:
     See `Session`.
     """
 
-    def __init__(self, dsn: str, lock: int, lease_s: float) -> None:
-        """Take what is needed to connect."""
-        self._dsn, self._lock, self._lease_s = dsn, lock, lease_s
-        self._connection: asyncpg.Connection | None = None
+    def __init__(self, connection: asyncpg.Connection, lock: int, wake: Callable[[], None]) -> None:
+        """Take a connection for oneself."""
+        self._connection, self._lock, self._wake = connection, lock, wake
         self._leads = False
         self._turn = Lock()
-        self._wake: Callable[[], None] = lambda: None
-
-    async def open(self, channel: str, wake: Callable[[], None]) -> None:
-        """Connect, and listen for wakeups."""
-        self._wake = wake
-        self._connection = await asyncpg.connect(
-            self._dsn,
-            timeout=_CONNECT_S,
-            command_timeout=min(_CONNECT_S, self._lease_s),
-            server_settings={"idle_session_timeout": str(_silence_ms(self._lease_s))},
-        )
-        self._connection.add_termination_listener(self._ended)
-        await self._connection.add_listener(channel, lambda *_: wake())
+        connection.add_termination_listener(self._ended)
 
     def _ended(self, _: object) -> None:
         self._leads = False
         self._wake()
-
-    @property
-    def lost(self) -> bool:
-        """See `Session`."""
-        return self._connection is None or self._connection.is_closed()
 
     async def lead(self) -> bool:
         """See `Session`."""
@@ -287,34 +262,28 @@ class PostgresSession:
         return True
 
     async def _fetch(self, query: str, *values: object) -> Any:
-        async with self._turn:
-            if self._connection is None:
-                raise StoreAway("the session is closed")
-            try:
+        with _errors():
+            async with self._turn:
                 return await self._connection.fetchval(query, *values)
-            except _AWAY as error:
-                raise _store_error(error) from error
 
     async def close(self) -> None:
         """See `Session`."""
-        connection, self._connection, self._leads = self._connection, None, False
-        if connection is None:
-            return
-        connection.remove_termination_listener(self._ended)
+        self._leads = False
+        self._connection.remove_termination_listener(self._ended)
         try:
             with suppress(*_AWAY):  # before closing, so that the lock is free when this returns
-                await connection.execute("SELECT pg_advisory_unlock_all()", timeout=_LEAVE_S)
-                await connection.close(timeout=_LEAVE_S)
+                await self._connection.execute("SELECT pg_advisory_unlock_all()", timeout=_LEAVE_S)
+                await self._connection.close(timeout=_LEAVE_S)
         finally:  # also when cancelled: the lock must not outlive the session
-            if not connection.is_closed():
-                connection.terminate()
+            if not self._connection.is_closed():
+                self._connection.terminate()
 
 
-def _silence_ms(lease_s: float) -> int:
-    """Return after how long a silence the server ends a connection."""
-    return max(round(lease_s * 1000), 1000)
-
-
-def _store_error(error: BaseException) -> StoreAway:
-    """Return what an error means to us; its text may hold values, but never the way to the database."""
-    return StoreAway(f"the recovery database: {type(error).__name__}: {error}" if str(error) else type(error).__name__)
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raise what fails as `StoreAway`; its text may hold values, but never the way to the database."""
+    try:
+        yield
+    except _AWAY as error:
+        name = type(error).__name__
+        raise StoreAway(f"the recovery database: {name}: {error}" if str(error) else name) from error

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ import aiosqlite
 import msgspec
 from anyio import CancelScope, Lock, to_thread
 
-from storage.errors import RecoveryDamaged, StoreError, WrongFormat
+from storage.errors import RecoveryDamaged, WrongFormat
 from storage.files import make_file, restrict
 from storage.recovery import sql
 from storage.recovery.rows import HISTORY, VERSION, Claim, StoreAway
@@ -83,33 +83,11 @@ def worded(statement: str) -> str:
     return statement.format_map(_WORDS)
 
 
-class _Run:
-    """Runs statements on a connection; see `Run`."""
-
-    def __init__(self, connection: aiosqlite.Connection, now: int) -> None:
-        self._connection, self._now = connection, now
-        self.rung = False
-
-    async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
-        given: dict[str, Any] = {"now": self._now} | values
-        if batch is not None:
-            given["ids"] = b"".join([row[0] for row in batch])
-            given["batch"] = msgspec.json.encode([row[1:] for row in batch]).decode()
-        if isinstance(at := values.get("at"), datetime):
-            given["at"] = round(at.timestamp() * 1000)
-        return list(await self._connection.execute_fetchall(worded(statement), given))
-
-    async def notify(self) -> None:
-        self.rung = True
-
-
 class SqliteSession:
     """Always the leader: claims keep two processes on one file apart. Only sessions of this process are woken.
 
     See `Session`.
     """
-
-    lost = False
 
     def __init__(self, sleeping: list[Callable[[], None]], wake: Callable[[], None]) -> None:
         self._sleeping, self._wake = sleeping, wake
@@ -150,23 +128,19 @@ class SqliteStorage(Storage):
     async def open(self) -> None:
         """See `Storage`."""
         try:
-            # NOTE: aiosqlite leaves a thread behind where there is nothing to open, so that is found out before.
-            await to_thread.run_sync(self._try_to_open)
-            with CancelScope(shield=True):
-                self._connection = db = await aiosqlite.connect(
-                    self._uri, timeout=_BUSY_S, isolation_level=None, uri=True
-                )
-            if self._readonly:
-                await self._check(db)
-                return
-            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
-                await db.execute(f"PRAGMA {pragma}")
-            await self._whole(db, lambda: self._migrate(db))
-        except sqlite3.Error as error:
-            await self.close()
-            raise _store_error(error, self._path) from error
-        except OSError as error:
-            raise StoreAway(f"{self._path}: unable to open database file: {error.strerror}") from error
+            with _errors(self._path):
+                # NOTE: aiosqlite leaves a thread behind where there is nothing to open, so that is found out before.
+                await to_thread.run_sync(self._try_to_open)
+                with CancelScope(shield=True):
+                    self._connection = db = await aiosqlite.connect(
+                        self._uri, timeout=_BUSY_S, isolation_level=None, uri=True
+                    )
+                if self._readonly:
+                    await self._check(db)
+                    return
+                for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+                    await db.execute(f"PRAGMA {pragma}")
+                await self._whole(db, lambda: self._migrate(db))
         except BaseException:
             await self.close()
             raise
@@ -219,22 +193,28 @@ class SqliteStorage(Storage):
     def _moment(value: Any) -> datetime:
         return datetime.fromtimestamp(value / 1000, UTC)
 
-    # --- turns ---------------------------------------------------------------------------------------------------
+    async def _ring(self) -> None:
+        for wake in self._sleeping:
+            wake()
 
     async def _work(self, work: Work[T], mode: Mode) -> T:
         async with self._turn:
             if (db := self._connection) is None:
                 raise StoreAway(f"{self._path} is not open")
-            run = _Run(db, self._clock_ms())
-            try:
-                with CancelScope(shield=True):
-                    done = await (work(run) if mode == "read" else self._whole(db, lambda: work(run)))
-            except sqlite3.Error as error:
-                raise _store_error(error, self._path) from error
-        if run.rung:
-            for wake in self._sleeping:
-                wake()
-        return done
+            now = self._clock_ms()
+
+            async def run(statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
+                given: dict[str, Any] = {"now": now} | values
+                if batch is not None:
+                    given["ids"] = b"".join([row[0] for row in batch])
+                    given["batch"] = msgspec.json.encode([row[1:] for row in batch]).decode()
+                if isinstance(at := values.get("at"), datetime):
+                    given["at"] = round(at.timestamp() * 1000)
+                return list(await db.execute_fetchall(worded(statement), given))
+
+            with _errors(self._path), CancelScope(shield=True):
+                done = await (self._whole(db, lambda: work(run)) if mode == "whole" else work(run))
+            return done
 
     async def _whole(self, db: aiosqlite.Connection, steps: Callable[[], Awaitable[T]]) -> T:
         """Take some steps as one transaction."""
@@ -249,9 +229,13 @@ class SqliteStorage(Storage):
         return done
 
 
-def _store_error(error: sqlite3.Error, path: Path) -> StoreError:
-    """Return what an error of SQLite means to us."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return RecoveryDamaged(f"{path}: {error}")
-    return StoreAway(f"{path}: {error}")
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """Raise an error of SQLite, or of the file system, as what it means to us."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        raise (RecoveryDamaged if damaged else StoreAway)(f"{path}: {error}") from error
+    except OSError as error:
+        raise StoreAway(f"{path}: unable to open database file: {error.strerror}") from error

@@ -41,10 +41,6 @@ class Session(Protocol):
     async def alive(self) -> bool:
         """Return whether the session still exists, and with it the lock; queries the database."""
 
-    @property
-    def lost(self) -> bool:
-        """Whether the session is known to have ended, without a query."""
-
     async def close(self) -> None:
         """Release the lock, if it is held. May be called twice."""
 
@@ -59,13 +55,10 @@ class Run(Protocol):
     async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
         """Run a statement of `sql` for a batch, or for its values alone; return its rows."""
 
-    async def notify(self) -> None:
-        """Wake all sessions once what was done is committed."""
-
 
 Work = Callable[[Run], Awaitable[T]]
-# Statements that read, that pass by what others have locked, that are each a transaction of their own, or that are one.
-Mode = Literal["read", "pass", "each", "whole"]
+# Statements that wait for no lock of a row, that are each a transaction of their own, or that are one together.
+Mode = Literal["free", "each", "whole"]
 
 
 class Verbs(ABC):
@@ -82,20 +75,20 @@ class Verbs(ABC):
     async def _work(self, work: Work[T], mode: Mode) -> T:
         """Run statements."""
 
+    @abstractmethod
+    async def _ring(self) -> None:
+        """Wake all sessions, because rows are due."""
+
     async def _each(self, statement: str, batch: Batch, *, ring: bool = False, **values: object) -> set[bytes]:
         """Run a statement for a batch; return the transactions that it changed."""
         if not batch:
             return set()
+        changed = {row[0] for row in await self._work(lambda run: run(statement, batch, **values), "each")}
+        if changed and ring:
+            await self._ring()
+        return changed
 
-        async def work(run: Run) -> set[bytes]:
-            changed = {row[0] for row in await run(statement, batch, **values)}
-            if changed and ring:
-                await run.notify()
-            return changed
-
-        return await self._work(work, "whole" if ring else "each")
-
-    async def _statement(self, statement: str, mode: Mode = "read", **values: object) -> list[Any]:
+    async def _statement(self, statement: str, mode: Mode = "free", **values: object) -> list[Any]:
         return await self._work(lambda run: run(statement, **values), mode)
 
     # --- rows ----------------------------------------------------------------------------------------------------
@@ -158,10 +151,13 @@ class _Inside(Verbs):
 
     def __init__(self, reporter: str | None, run: Run) -> None:
         super().__init__(reporter)
-        self._run_here = run
+        self._run, self.rung = run, False
 
     async def _work(self, work: Work[T], mode: Mode) -> T:  # noqa: ARG002 -- it is one transaction already
-        return await work(self._run_here)
+        return await work(self._run)
+
+    async def _ring(self) -> None:
+        self.rung = True
 
 
 class Storage(Verbs):
@@ -191,7 +187,15 @@ class Storage(Verbs):
 
     async def transact(self, steps: Callable[[Verbs], Awaitable[T]]) -> T:
         """Do several steps in one transaction: all of them, or nothing."""
-        return await self._work(lambda run: steps(_Inside(self._reporter, run)), "whole")
+
+        async def work(run: Run) -> tuple[T, bool]:
+            inside = _Inside(self._reporter, run)
+            return await steps(inside), inside.rung
+
+        done, rung = await self._work(work, "whole")
+        if rung:
+            await self._ring()
+        return done
 
     # --- claims --------------------------------------------------------------------------------------------------
 
@@ -210,7 +214,7 @@ class Storage(Verbs):
                     rows += await run(statement, owner=owner, lease=_ms(lease_s), limit=limit - len(rows))
             return rows
 
-        return [self._claim(*row) for row in await self._work(work, "pass")]
+        return [self._claim(*row) for row in await self._work(work, "free")]
 
     def _claim(
         self, txid: bytes, owner: str, generation: int, attempts: int, failures: int, not_found: int, *times: Any
@@ -293,7 +297,7 @@ class Storage(Verbs):
         values: dict[str, object] = {"most": limit + offset, "limit": limit, "offset": offset}
         if after is not None:
             values |= {"at": after.submitted_at, "txid": after.txid}
-        return [Recovering(**self._fields(row)) for row in await self._statement(statement, "read", **values)]
+        return [Recovering(**self._fields(row)) for row in await self._statement(statement, "free", **values)]
 
     async def counts(self) -> Counts:
         """Count the rows. Reads an index, not the rows, but all of it: not for every scan."""
