@@ -92,7 +92,9 @@ class WatchedDaemon:
 
     def swept(self) -> int:
         """Return the number of its scans for due rows; the first one scans all rows."""
-        service = json.loads(self.daemon.run("recovery", "status", "--json").stdout)["daemon"]
+        ran = self.daemon.run("recovery", "status", "--json")
+        assert ran.returncode == 0, ran.stderr
+        service = json.loads(ran.stdout)["daemon"]
         return service["sweeps"] if service else 0
 
     def submit(self) -> None:

@@ -12,9 +12,9 @@ from recovering import Lab, tx
 from config.settings import Recovery
 from handlers.events import Point, RolledBack
 from handlers.recovery.following import changes_of
-from handlers.recovery.holding import Holding
+from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
-from handlers.recovery.settling import Settler
+from handlers.recovery.outcome import Busy
 from storage.recovery.rows import Claim, Cursor, Settlement
 
 
@@ -37,7 +37,7 @@ def claim(n: int, generation: int = 1) -> Claim:
 
 
 def holding(tables: Tables) -> Holding:
-    return Holding(cast("Any", tables), Numbers(), lambda *_: None)
+    return Holding(cast("Any", tables), Recovery(lease_duration=60.0), Numbers(), lambda *_: None)
 
 
 @pytest.mark.anyio
@@ -45,18 +45,18 @@ async def test_a_renewed_lease_ends_later() -> None:
     places = holding(Tables())
     places.take(claim(1), monotonic() + 1.0)
     (held,) = places.renewable()
-    await places.renew(60.0)
+    await places.renew()
     assert held.until > monotonic() + 30.0
 
 
 @pytest.mark.anyio
 async def test_two_results_of_one_row_are_in_two_batches() -> None:
-    tables, numbers = Tables(), Numbers()
-    settler = Settler(cast("Any", tables), holding(tables), Recovery(), numbers, lambda: None, lambda low, _: low)
+    tables = Tables()
+    places = holding(tables)
     for n, generation in ((1, 1), (2, 1), (1, 2)):
-        settler.postpone(claim(n, generation))
-    while not settler.idle:
-        await settler.write()
+        places.put(Held(claim(n, generation), 0.0), Busy())
+    while not places.idle:
+        await places.write()
     assert tables.batches == [[tx(1), tx(2)], [tx(1)]]
 
 

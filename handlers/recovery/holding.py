@@ -1,4 +1,4 @@
-"""The rows that this instance has claimed: each has one entry, from its claim until its result is written.
+"""The rows that this instance has claimed: each has one place, from its claim until its result is written.
 
 A place outlives its lease while an attempt is running, so there are never two attempts of a row at once.
 """
@@ -7,18 +7,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from random import uniform
 from time import monotonic
 
 import structlog
-from anyio import CancelScope, get_cancelled_exc_class
+from anyio import CancelScope
+from msgspec import structs
 
+from config.settings import Recovery
 from handlers.recovery.numbers import Numbers
-from handlers.recovery.outcome import Handler, Outcome, Transient, checked
+from handlers.recovery.outcome import Outcome, Transient
+from handlers.recovery.rules import Dice, settle
+from handlers.wakeup import Wakeup
 from storage.errors import StoreError
-from storage.recovery.rows import Claim
+from storage.recovery.rows import Claim, Settlement
 from storage.recovery.tables import Storage
 
 log = structlog.get_logger("recovery")
+
+_MOST = 1000  # results in a batch
 
 
 class Held:
@@ -42,23 +49,10 @@ class Held:
         """Whether the lease cannot have ended yet."""
         return monotonic() < self.until
 
-    async def attempt(self, handler: Handler, cancelled: CancelScope, left_alone: CancelScope) -> None:
-        """Make the attempt and store its `outcome`.
-
-        It is made inside of two scopes, the second inside of the first: `cancel` cancels the first, and has the second
-        shield what is in it.
-        """
+    def begin(self, cancelled: CancelScope, left_alone: CancelScope) -> None:
+        """Note that the attempt is made inside of two scopes, the second inside of the first."""
         self.begun = self.running = True
         self._cancelled, self._left_alone = cancelled, left_alone
-        try:
-            self.outcome = checked(await handler.recover(self.claim.txid))
-            self.answered = True
-        except get_cancelled_exc_class():
-            pass  # `outcome` has the reason; a handler may also raise it by itself
-        except Exception as error:  # noqa: BLE001 -- it fails this attempt, and nothing else
-            self.outcome = Transient(f"{type(error).__name__}: {error}")
-        finally:
-            self.running = False
 
     def cancel(self, comes_to: Outcome | None = None) -> None:
         """Cancel the attempt, which then comes to that, unless the handler still returns something.
@@ -83,42 +77,95 @@ class Held:
 
 
 class Holding:
-    """All places, and the queue of the rows that wait for a worker."""
+    """All places: the queue of the rows that wait for a worker, the leases, and the results that are to be written."""
 
-    def __init__(self, storage: Storage, numbers: Numbers, cancel: Callable[[Held, Outcome], None]) -> None:
-        """Take the tables, what counts lost leases, and what cancels an attempt with the outcome that it then has."""
+    def __init__(
+        self,
+        storage: Storage,
+        settings: Recovery,
+        numbers: Numbers,
+        cancel: Callable[[Held, Outcome], None],
+        changed: Callable[[], None] = lambda: None,
+        dice: Dice = uniform,
+    ) -> None:
+        """Take the tables, what cancels an attempt with the outcome that it then has, and what is called when there
+        are new final statuses.
+        """
         self.queue: deque[Held] = deque()
+        self.queued, self.freed, self.unwritten = Wakeup(), Wakeup(), Wakeup()
         self._places: dict[bytes, Held] = {}
-        self._storage, self._numbers, self._cancel = storage, numbers, cancel
+        self._results: deque[tuple[Held | None, Settlement]] = deque()  # None for a claim that got no place
+        self._storage, self._settings, self._numbers = storage, settings, numbers
+        self._cancel, self._changed, self._dice = cancel, changed, dice
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def take(self, claim: Claim, until: float) -> bool:
+    # --- places --------------------------------------------------------------------------------------------------
+
+    def take(self, claim: Claim, until: float) -> None:
         """Queue a claimed row, or give the new claim to the place that the row has.
 
-        Return False, and take nothing, while an attempt is running whose result is not good under this claim.
+        It is put off while an attempt is running whose result is not good under this claim.
         """
         held = self._places.get(claim.txid)
         if held is not None and (not held.begun or held.continued_by(claim)):
             if claim.generation != held.claim.generation:
                 held.claim = claim
             held.until, held.lost = until, False
-            return True
-        if held is not None and held.running:
+        elif held is not None and held.running:
             self.lose(held)
-            return False
-        self._places[claim.txid] = held = Held(claim, until)
-        self.queue.append(held)
-        return True
+            delay_s, why = self._settings.scan_interval, "an earlier attempt has not ended yet"
+            self._append(None, Settlement(claim, "pending", "postponed", delay_s, None, why, attempt=False))
+        else:
+            self._places[claim.txid] = held = Held(claim, until)
+            self.queue.append(held)
+            self.queued.notify()
+
+    def pop(self) -> Held | None:
+        """Return the next row to attempt. Leases may have ended: the process was paused, or the heartbeat failed."""
+        while self.queue:
+            held = self.queue.popleft()
+            self.freed.notify()
+            if held.current:
+                return held
+            self.lose(held)
+        return None
+
+    async def release(self, helds: list[Held]) -> None:
+        """Free places, and give their claims back; where that fails they are free when their leases end."""
+        for held in helds:
+            self._drop(held)
+        try:
+            self._numbers.released += len(await self._storage.release([held.claim for held in helds])) if helds else 0
+        except StoreError as error:
+            self._numbers.store_failed("release", error)
+
+    async def release_queue(self) -> None:
+        """Empty the queue, and give back what was in it."""
+        unstarted = list(self.queue)
+        self.queue.clear()
+        await self.release(unstarted)
+
+    def _has(self, held: Held) -> bool:
+        """Return whether this is still the place of its row."""
+        return self._places.get(held.claim.txid) is held
+
+    def _drop(self, held: Held) -> None:
+        if self._has(held):
+            del self._places[held.claim.txid]
+            self.freed.notify()
+
+    # --- leases --------------------------------------------------------------------------------------------------
 
     def renewable(self) -> list[Held]:
         """Return the places whose leases are to be renewed: queued, with a running attempt, or being settled."""
         return [held for held in self._places.values() if not held.lost]
 
-    async def renew(self, lease_s: float) -> None:
+    async def renew(self) -> None:
         """Prolong the leases. Those that others have are lost; if the database fails, those that may have ended."""
-        renewed_at, helds = monotonic(), [(held, held.claim) for held in self.renewable()]
+        lease_s, renewed_at = self._settings.lease_duration, monotonic()
+        helds = [(held, held.claim) for held in self.renewable()]
         try:
             kept = await self._storage.renew([claim for _, claim in helds], lease_s) if helds else set()
         except StoreError as error:
@@ -133,30 +180,6 @@ class Holding:
             elif held.claim is claim and self._has(held) and not held.settling:
                 self.lose(held)
 
-    async def release(self, helds: list[Held]) -> None:
-        """Free places, and give their claims back; where that fails they are free when their leases end."""
-        for held in helds:
-            self.drop(held)
-        try:
-            self._numbers.released += len(await self._storage.release([held.claim for held in helds])) if helds else 0
-        except StoreError as error:
-            self._numbers.store_failed("release", error)
-
-    def unstarted(self) -> list[Held]:
-        """Empty the queue; return what was in it."""
-        unstarted = list(self.queue)
-        self.queue.clear()
-        return unstarted
-
-    def _has(self, held: Held) -> bool:
-        """Return whether this is still the place of its row."""
-        return self._places.get(held.claim.txid) is held
-
-    def drop(self, held: Held) -> None:
-        """Free a place."""
-        if self._has(held):
-            del self._places[held.claim.txid]
-
     def lose(self, held: Held) -> None:
         """Note that a lease is lost. A running attempt is cancelled, and keeps the place until it has ended."""
         if held.lost:
@@ -169,7 +192,7 @@ class Holding:
             return
         if held in self.queue:
             self.queue.remove(held)
-        self.drop(held)
+        self._drop(held)
 
     def leave(self) -> None:
         """Release every lease; only running attempts keep their places."""
@@ -177,4 +200,69 @@ class Holding:
         for held in list(self._places.values()):
             held.lost = True
             if not held.running:
-                self.drop(held)
+                self._drop(held)
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether no result waits to be written."""
+        return not self._results
+
+    def put(self, held: Held, outcome: Outcome, timed_out: bool = False) -> None:
+        """Queue the result of an attempt to be written; one whose lease is lost only frees its place."""
+        settlement = settle(held.claim, outcome, self._settings, self._dice, timed_out=timed_out)
+        if held.lost:
+            self._drop(held)
+            if held.answered:
+                _too_late(settlement)
+            return
+        self._numbers.outcomes[settlement.outcome] += 1
+        held.settling = True
+        self._append(held, settlement)
+
+    def _append(self, held: Held | None, settlement: Settlement) -> None:
+        self._results.append((held, settlement))
+        self.unwritten.notify()
+
+    async def write(self) -> None:
+        """Write a batch, and call `changed` after final results.
+
+        If the database fails, it is not known what was written, and the claims are given back.
+        """
+        batch = dict[bytes, tuple[Held | None, Settlement]]()  # one for each row: the answer names rows, not results
+        while self._results and len(batch) < _MOST and self._results[0][1].claim.txid not in batch:
+            held, settlement = self._results.popleft()
+            batch[settlement.claim.txid] = held, settlement
+        try:
+            landed = await self._storage.settle([settlement for _, settlement in batch.values()])
+        except StoreError as error:
+            self._numbers.store_failed("settle", error)
+            await self.release([held for held, _ in batch.values() if held is not None])
+            return
+        for txid, (held, settlement) in batch.items():
+            self._written(held, settlement, txid in landed)
+        if any(batch[txid][1].status != "pending" for txid in landed):
+            with self._numbers.callback("changed"):
+                self._changed()
+
+    def _written(self, held: Held | None, settlement: Settlement, landed: bool) -> None:
+        renewed = held is not None and held.claim is not settlement.claim  # the row was claimed again meanwhile
+        if held is not None and renewed and not landed:  # the result is as good under the newer claim
+            self._append(held, structs.replace(settlement, claim=held.claim))
+            return
+        if held is not None:
+            self._drop(held)
+            if renewed:  # what was written was not final, and the row has fallen due again
+                self.take(held.claim, held.until)
+        if not landed:
+            self._numbers.conflicts += 1
+            _too_late(settlement)
+            return
+        self._numbers.settled[settlement.status] += 1
+        if settlement.status in ("orphan", "dead"):
+            log.warning(f"transaction_{settlement.status}", txid=settlement.claim.txid.hex(), error=settlement.error)
+
+
+def _too_late(settlement: Settlement) -> None:
+    log.warning("result_too_late", txid=settlement.claim.txid.hex(), outcome=settlement.outcome)

@@ -18,19 +18,16 @@ import anyio
 import structlog
 from anyio import CancelScope, TaskHandle, current_time
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint
 
 from config.load import check_recovery
 from config.settings import Recovery
-from handlers.recovery.attempts import Attempts
+from handlers.recovery.attempts import Workers
 from handlers.recovery.chores import forget
-from handlers.recovery.holding import Held, Holding
+from handlers.recovery.holding import Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler
-from handlers.recovery.settling import Settler
 from handlers.wakeup import Wakeup
 from storage.errors import StoreError
-from storage.recovery.rows import Claim
 from storage.recovery.tables import Session, Storage
 
 log = structlog.get_logger("recovery")
@@ -40,8 +37,6 @@ _BEATS = 3  # heartbeats in a lease
 _BATCHES = 4  # that are held at most, from the claim until the result is written
 _COUNT_S = 15.0  # between two counts of the tables, which read an index whole
 _LEAVE_S = 5.0  # when the service is stopped: for attempts to end, and for the database to write their results
-
-Chore = Callable[[], Awaitable[object]]
 
 
 class Manager:
@@ -55,7 +50,7 @@ class Manager:
         *,
         available: Callable[[], bool] = lambda: True,
         changed: Callable[[], None] = lambda: None,
-        chores: Sequence[Chore] = (),
+        chores: Sequence[Callable[[], Awaitable[object]]] = (),
         dice: Callable[[float, float], float] = uniform,
         leave_s: float = _LEAVE_S,
         numbers: Numbers | None = None,
@@ -64,23 +59,22 @@ class Manager:
 
         Nothing is claimed while `available` returns False. `changed` is called once final statuses are written, unless
         the answer of the database was lost; `storage.unpublished` has them. `chores` are run first, and then in every
-        scan interval. Attempts have `leave_s` to end when we stop. `numbers` are counted on, if someone else
-        counts too. An exception of any of these callbacks is logged and counted, and the service continues.
+        scan interval. Attempts have `leave_s` to end when we stop. `numbers` are counted on, if someone else counts
+        too. An exception of any of these callbacks is logged and counted, and the service continues.
 
         Raises:
             ConfigError: the settings are not ones that a configuration file may have.
         """
         self.numbers = Numbers() if numbers is None else numbers
         self.owner = ""
-        self._failure: Exception | None = None
         self._storage, self._settings = storage, (settings := check_recovery(settings))
         self._available, self._chores, self._dice, self._leave_s = available, chores, dice, leave_s
-        self._attempts = Attempts(handler, settings, self.numbers)
-        self._holding = Holding(storage, self.numbers, self._attempts.cancel)
-        self._settler = Settler(storage, self._holding, settings, self.numbers, changed, dice)
+        self._holding = Holding(
+            storage, settings, self.numbers, lambda *cancelled: self._attempts.cancel(*cancelled), changed, dice
+        )
+        self._attempts = Workers(handler, settings, self.numbers, self._holding)
         self._session: Session | None = None
         self._running = False
-        self._again = False  # a claim's answer was lost: what we may hold is claimed again
         self._counted = self._swept = float("-inf")
         self._logged = (0, 0)
 
@@ -98,20 +92,17 @@ class Manager:
         """
         if self._running:
             raise RuntimeError("the recovery service is already started")
-        self._stop, self._stopped, self._failure = anyio.Event(), anyio.Event(), None
-        self._stopping = self._interrupting = self._again = False
-        self._workers = 0  # workers, but for those whose attempts were abandoned
-        # Notified when rows may be due, when a row is queued, when there is space, and when a worker has ended.
-        self._wake, self._queued, self._freed, self._worker_ended = (Wakeup() for _ in range(4))
         if not self._settings.enabled:
             return
-        self._running, self._attempts_group = True, attempts
+        self._running, self._failure = True, list[Exception]()
+        self._again = False  # a claim's answer was lost: what we may hold is claimed again
+        self._stop, self._stopped, self._wake = anyio.Event(), anyio.Event(), Wakeup()
         name = self._settings.instance_id or socket.gethostname()
         self.owner = f"{name}/{os.getpid()}/{uuid4().hex[:12]}"
         log.info("recovery_started", owner=self.owner, store=self._settings.store)
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._serve)
+                group.start_soon(self._serve, attempts)
                 try:
                     await self._stop.wait()
                 finally:
@@ -119,8 +110,8 @@ class Manager:
         finally:
             self._running = False
             self._stopped.set()
-        if self._failure is not None:
-            raise self._failure
+        for failure in self._failure[:1]:
+            raise failure
 
     async def stop(self) -> None:
         """End: attempts under way get a moment, what was not started is free at once, the leader's lock too.
@@ -131,53 +122,41 @@ class Manager:
             self._stop.set()
             await self._stopped.wait()
 
-    async def _serve(self) -> None:
+    async def _serve(self, attempts: TaskGroup) -> None:
         with CancelScope(shield=True):
-            async with anyio.create_task_group() as self._group:
-                sweeper, settler = self._spawn(self._sweep_loop()), self._spawn(self._settle_loop())
-                others = self._spawn(self._heartbeat()), self._spawn(self._attempts.watch(self._abandoned))
-                for _ in range(self._settings.worker_count):
-                    self._add_worker()
+            async with anyio.create_task_group() as group:
+                sweeper, settler = (
+                    group.create_task(self._guard(work)) for work in (self._sweep_loop(), self._settle_loop())
+                )
+                for work in (self._heartbeat(), self._attempts.watch()):
+                    group.start_soon(self._guard, work)
+                self._attempts.start(self._settings.worker_count, lambda work: attempts.start_soon(self._guard, work))
                 await self._stop.wait()  # any failure sets it: no lease is renewed for rows that are not worked on
                 await self._guard(self._leave(sweeper, settler))
-                for task in (sweeper, settler, *others):
-                    await _end(task)
+                group.cancel_scope.cancel()
             self._holding.leave()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> TaskHandle[None]:
-        return self._group.create_task(self._guard(work))
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception as error:  # noqa: BLE001 -- `run` raises it once everything has ended
             log.error("recovery_failed", error=repr(error))
-            self._failure = self._failure or error
+            self._failure.append(error)
             self._stop.set()
 
     async def _leave(self, sweeper: TaskHandle[None], settler: TaskHandle[None]) -> None:
         """End what is under way in order. The waits for the database share one deadline, `until`."""
-        self._stopping, until = True, current_time() + _LEAVE_S
+        until = current_time() + _LEAVE_S
         self._wake.notify()
-        self._freed.notify()
+        self._holding.freed.notify()
+        await _end(sweeper, until)  # what it claims now is given back
         with CancelScope(deadline=until):
-            await sweeper.wait()  # what it claims now is given back
-        await _end(sweeper)
-        with CancelScope(deadline=until):
-            await self._holding.release(self._holding.unstarted())
+            await self._holding.release_queue()
         began = current_time()
-        self._queued.notify()
-        with anyio.move_on_after(self._leave_s):
-            await self._all_ended()
-        self._interrupting = True
-        self._attempts.interrupt()
-        with anyio.move_on_after(_LEAVE_S):  # each ends soon, or is abandoned
-            await self._all_ended()
+        await self._attempts.stop(self._leave_s)
         until += current_time() - began
-        self._settler.wakeup.notify()
-        with CancelScope(deadline=until):
-            await settler.wait()
-        await _end(settler)
+        self._holding.unwritten.notify()
+        await _end(settler, until)
         interrupted = [held for held in self._holding.renewable() if held not in self._attempts.abandoned]
         self.numbers.interrupted += len(interrupted)
         for held in interrupted:
@@ -192,7 +171,7 @@ class Manager:
     async def _sweep_loop(self) -> None:
         scan_s = self._settings.scan_interval
         await self._wake.wait(self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
-        while not self._stopping:
+        while not self._stop.is_set():
             try:
                 await self._do_chores()
                 await self._sweep()
@@ -220,26 +199,24 @@ class Manager:
     async def _sweep(self) -> None:
         """Claim until nothing more is due, never more than there is space for."""
         self.numbers.sweeps += 1
-        most = self._settings.batch_size
-        while not self._stopping and await self._is_leader():
-            if not self._can_ask():
-                return
-            if len(self._attempts.abandoned) >= most:
-                log.error("recovery_wedged", stuck=len(self._attempts.abandoned))
+        most, stuck = self._settings.batch_size, self._attempts.abandoned
+        while not self._stop.is_set() and await self._is_leader() and self._can_ask():
+            if len(stuck) >= most:
+                log.error("recovery_wedged", stuck=len(stuck))
                 return
             # Attempts and results in progress count too, or a slow database would let the number of held rows grow.
-            stuck, held = len(self._attempts.abandoned), len(self._holding)
-            room = min(most - len(self._holding.queue) - stuck, _BATCHES * most - held)
-            if 2 * room < most and held > stuck:
-                await self._freed.wait(self._settings.lease_duration / _BEATS)
+            held = len(self._holding)
+            room = min(most - len(self._holding.queue) - len(stuck), _BATCHES * most - held)
+            if 2 * room < most and held > len(stuck):
+                await self._holding.freed.wait(self._settings.lease_duration / _BEATS)
                 continue
-            if len(await self._claim(room)) < room:
+            if await self._claim(room) < room:
                 return
             if monotonic() - self._swept >= self._settings.scan_interval:
                 self._wake.notify()  # the chores, then on
                 return
 
-    async def _claim(self, limit: int) -> list[Claim]:
+    async def _claim(self, limit: int) -> int:
         """Claim rows; first those of a claim whose answer was lost: they are not attempted before its leases end."""
         again, self._again = self._again, True
         until = monotonic() + self._settings.lease_duration
@@ -247,10 +224,8 @@ class Manager:
         self._again = False
         self.numbers.claims += len(claims)
         for claim in claims:
-            if not self._holding.take(claim, until):
-                self._settler.postpone(claim)
-        self._queued.notify()
-        return claims
+            self._holding.take(claim, until)
+        return len(claims)
 
     def _can_ask(self) -> bool:
         """Return whether a source is available; False if that cannot be determined."""
@@ -274,12 +249,9 @@ class Manager:
     async def _lose_leadership(self) -> None:
         """Release claims without an attempt: the session has ended, and another instance may lead now."""
         if self.numbers.leader:
-            self.numbers.leader = False
             self.numbers.leadership_losses += 1
-            unstarted = self._holding.unstarted()
-            log.warning("leadership_lost", owner=self.owner, unstarted=len(unstarted))
-            self._freed.notify()
-            await self._holding.release(unstarted)
+            log.warning("leadership_lost", owner=self.owner, unstarted=len(self._holding.queue))
+            await self._holding.release_queue()
         await self._end_session()
 
     async def _end_session(self) -> None:
@@ -287,75 +259,21 @@ class Manager:
         if session is not None:
             await session.close()
 
-    # --- attempts ------------------------------------------------------------------------------------------------
-
-    def _add_worker(self) -> None:
-        self._workers += 1
-        self._attempts_group.start_soon(self._guard, self._work())
-
-    async def _work(self) -> None:
-        """Make attempts, one after the other, until `stop`, also if the group of the attempts is cancelled."""
-        with CancelScope(shield=True):
-            held = await self._next()
-        while held is not None:
-            with CancelScope(shield=True) as cancelled, CancelScope() as left_alone:
-                while held is not None and not cancelled.cancel_called:
-                    made = await self._attempts.make(held, cancelled, left_alone)
-                    if made is None:  # abandoned, and another worker was added since
-                        self._settler.put(held, held.outcome)
-                        return
-                    if held.answered or not self._interrupting:
-                        self._settler.put(held, *made)
-                    held = await self._next()
-        self._workers -= 1
-        self._worker_ended.notify()
-
-    async def _next(self) -> Held | None:
-        """Return the next row to attempt; None when the service stops and the queue is empty."""
-        queue = self._holding.queue
-        await checkpoint()  # a handler that never waits must not keep other tasks from running
-        while True:
-            while not queue:
-                if self._stopping:
-                    return None
-                await self._queued.wait()
-            held = queue.popleft()
-            self._freed.notify()
-            if held.current:
-                return held
-            self._holding.lose(held)  # the process was paused, or the heartbeat failed
-
-    def _abandoned(self) -> None:
-        """Replace a worker whose attempt does not end."""
-        self._workers -= 1
-        self._worker_ended.notify()
-        if not self._stopping:
-            self._add_worker()
-
-    async def _all_ended(self) -> None:
-        while self._workers:
-            await self._worker_ended.wait()
-
-    # --- settling ------------------------------------------------------------------------------------------------
+    # --- settling, and leases ------------------------------------------------------------------------------------
 
     async def _settle_loop(self) -> None:
         while True:
-            while self._settler.idle:
-                if self._stopping and not self._workers:
+            while self._holding.idle:
+                if self._stop.is_set() and not self._attempts.count:
                     return
-                await self._settler.wakeup.wait()
-            await self._holding.release(await self._settler.write())
-            self._queued.notify()
-            self._freed.notify()
-
-    # --- leases --------------------------------------------------------------------------------------------------
+                await self._holding.unwritten.wait()
+            await self._holding.write()
 
     async def _heartbeat(self) -> None:
         """Prolong the leases of all that we hold, and the session that makes us the leader."""
-        lease_s = self._settings.lease_duration
         while True:
-            await anyio.sleep(lease_s / _BEATS)
-            await self._holding.renew(lease_s)
+            await anyio.sleep(self._settings.lease_duration / _BEATS)
+            await self._holding.renew()
             if self._session is not None and not await self._session.alive():
                 self._wake.notify()
 
@@ -369,6 +287,9 @@ class Manager:
             self._logged = done
 
 
-async def _end(task: TaskHandle[None]) -> None:
+async def _end(task: TaskHandle[None], until: float) -> None:
+    """Wait for a task, and cancel it then."""
+    with CancelScope(deadline=until):
+        await task.wait()
     task.cancel()
     await task.wait()

@@ -214,7 +214,7 @@ class SqliteStorage(Storage):
 
             with _errors(self._path), CancelScope(shield=True):
                 done = await (self._whole(db, lambda: work(run)) if mode == "whole" else work(run))
-            return done
+            return done  # noqa: RET504 -- for mypy, a scope may end here without it
 
     async def _whole(self, db: aiosqlite.Connection, steps: Callable[[], Awaitable[T]]) -> T:
         """Take some steps as one transaction."""

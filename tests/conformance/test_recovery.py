@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import sqlite3
+import time
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -38,10 +39,7 @@ from structlog.testing import capture_logs
 from config.checks import problems
 from config.load import ConfigError, load
 from config.settings import Recovery
-from handlers.recovery.attempts import Attempts
 from handlers.recovery.finality import Source
-from handlers.recovery.holding import Held
-from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Invalid, NotFound, Outcome, Valid
 from handlers.recovery.records import Mined, Pending, State
 from handlers.recovery.rules import NEVER_ARRIVED
@@ -596,50 +594,36 @@ async def test_rec_067_handler_that_ignores_cancellation(on_sqlite: Storage) -> 
     assert (handler.requests[tx(1)], manager.numbers.leader) == (1, False)
 
 
-async def test_rec_070_result_at_the_deadline_is_kept() -> None:
+async def test_rec_070_result_at_the_deadline_is_kept(on_sqlite: Storage) -> None:
     """The handler holds up the loop until the deadline is over, and then has a result."""
 
-    async def slow(_: bytes) -> Outcome:
+    async def slow() -> Outcome:
         await asyncio.sleep(0)
-        import time
-
         time.sleep(0.1)  # noqa: ASYNC251 -- what is tested
         return Invalid("just in time")
 
-    handler = Stub()
-    handler.recover = slow  # type: ignore[method-assign,assignment]
-    numbers = Numbers()
-    assert await attempt(Attempts(handler, quick(attempt_timeout=0.05), numbers)) == (Invalid("just in time"), False)
-    assert numbers.timeouts == 0
+    await old(on_sqlite, 1)
+    async with managing(on_sqlite, Stub(lambda _: slow()), attempt_timeout=0.05) as manager:
+        await until(becomes(on_sqlite, tx(1), "deleted"))
+    assert (await read(on_sqlite, tx(1))).message == "just in time"
+    assert manager.numbers.timeouts == 0
 
 
-async def attempt(attempts: Attempts) -> tuple[Outcome, bool] | None:
-    """Make one attempt, and watch it."""
-    held = Held(Claim(tx(1), "A", 1, 0, 0, 0, 0.0, 0.0), until=1e12)
-    async with anyio.create_task_group() as group:
-        group.start_soon(attempts.watch, lambda: None)
-        with anyio.CancelScope(shield=True) as cancelled, anyio.CancelScope() as left_alone:
-            made = await attempts.make(held, cancelled, left_alone)
-        group.cancel_scope.cancel()
-    return made
-
-
-async def alerts(threshold: int, times: int) -> list[str]:
+async def alerts(storage: Storage, threshold: int, times: int) -> list[str]:
     """Return how loud each of several timeouts of one transaction was."""
-    attempts = Attempts(
-        Stub(lambda _: asyncio.sleep(60)), quick(attempt_timeout=0.01, stuck_alert_threshold=threshold), Numbers()
-    )
+    await old(storage, 1)
+    changes = {"attempt_timeout": 0.01, "stuck_alert_threshold": threshold, "max_attempts": 100}
     with capture_logs() as logs:
-        for _ in range(times):
-            assert await attempt(attempts) is not None
-    return [line["log_level"] for line in logs if line["event"] == "recovery_timeout"]
+        async with managing(storage, Stub(lambda _: asyncio.sleep(60)), **changes) as manager:
+            await until(lambda: manager.numbers.timeouts >= times)
+    return [line["log_level"] for line in logs if line["event"] == "recovery_timeout"][:times]
 
 
-async def test_rec_071_072_the_alert_escalates_and_backs_off_and_can_be_disabled() -> None:
-    levels = await alerts(2, 9)
+async def test_rec_071_072_the_alert_escalates_and_backs_off_and_can_be_disabled(on_sqlite: Storage) -> None:
+    levels = await alerts(on_sqlite, 2, 9)
     assert [n + 1 for n, level in enumerate(levels) if level == "error"] == [2, 4, 8]
     assert len(levels) == 9
-    assert await alerts(0, 5) == ["warning"] * 5
+    assert await alerts(on_sqlite, 0, 5) == ["warning"] * 5
 
 
 async def test_rec_073_shutdown_is_not_a_timeout(on_sqlite: Storage) -> None:
