@@ -21,8 +21,9 @@ from daemon.final_statuses import FinalStatusReporter
 from daemon.store import store_id
 from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
 from feeds.bitcoin.jsonrpc import Node
+from handlers.causes import Submitted
 from handlers.events import BlockCommitted, RolledBack, TxStatusChanged
-from handlers.recovery.chores import Healing, withdraw_discarded
+from handlers.recovery.chores import heal, withdraw_discarded
 from handlers.recovery.finality import ChainFinality, Finality, Source, SourceAway
 from handlers.recovery.following import Follower
 from handlers.recovery.manager import Manager
@@ -45,6 +46,8 @@ _AWAY_S = 5.0  # between two attempts to reach the database
 _ATTEMPTS_A_SECOND = 400  # checks of transactions that only wait: with more of them, each is checked less often
 _LONGEST_PATIENCE_S = 600.0
 _FAR_BEHIND = 1  # blocks: if farther behind, it proves nothing that a transaction is unknown here
+_HEAL_S = 600.0  # between two searches for half-made transactions
+_WALK_S = 3600.0  # between two searches of all transactions for locks without a record
 _LONGEST_ANSWER = 64 << 20  # bytes of a node's
 _RPC_PORT = 8332
 _NO_SUCH_TRANSACTION = -5  # of Bitcoin's RPC
@@ -145,6 +148,9 @@ async def recover_along(
     def write(step: Callable[[TxView], T]) -> Awaitable[T]:
         return turn(partial(turns.chain.write_alone, step))
 
+    def became_whole(txid: bytes) -> None:
+        changes.record(TxStatusChanged(txid=txid, status="pending", height=tip(), cause=Submitted()))
+
     async def circuits() -> None:
         numbers.circuits = {source.name: source.circuit for source in sources}
 
@@ -172,9 +178,10 @@ async def recover_along(
         available=lambda: bool(own) or any(source.circuit != "open" for source in sources),
         changed=reporter.notify,
         chores=[
-            circuits,
-            Healing(records, turn, write, changes.record, hub.bus.publish, tip),
-            partial(withdraw_discarded, storage, store, write, tx_blocks, hub.bus.publish),
+            (0.0, circuits),
+            (_HEAL_S, partial(heal, records, turn, records.half_made, write, became_whole, hub.bus.publish)),
+            (_WALK_S, partial(heal, records, turn, records.locked, write, became_whole, hub.bus.publish)),
+            (0.0, partial(withdraw_discarded, storage, store, write, tx_blocks, hub.bus.publish)),
         ],
         numbers=numbers,
     )

@@ -356,7 +356,7 @@ async def test_callbacks_that_raise_are_contained(on_sqlite: Storage) -> None:
         call(name)
 
     callbacks: dict[str, Any] = {name: partial(call, name) for name in ("changed", "available")}
-    callbacks["chores"] = [partial(chore, name) for name in ("chore", "another chore")]
+    callbacks["chores"] = [(0.0, partial(chore, name)) for name in ("chore", "another chore")]
     with capture_logs() as logs:
         async with managing(on_sqlite, Stub(), **callbacks) as manager:
             await until(lambda: manager.numbers.callback_errors >= 3 and calls["another chore"] >= 2)

@@ -13,12 +13,9 @@ from conformance.transactions_subject import Subject
 from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, assert_spendable_only_when_complete, dying, rows
 
 import handlers.creation
-import handlers.recovery.chores
 import handlers.recovery.records
-from handlers.causes import Submitted
 from handlers.creation import acquire
-from handlers.events import TxStatusChanged
-from handlers.recovery.chores import Healing
+from handlers.recovery.chores import heal
 from handlers.recovery.records import Records, Waiting
 from handlers.spending import TxFault
 
@@ -98,33 +95,25 @@ def test_whatever_waits_is_found_in_steps(subject: Subject, monkeypatch: pytest.
 
 
 @pytest.mark.anyio
-async def test_incomplete_creations_are_completed_at_once_and_at_intervals(
+async def test_incomplete_creations_are_completed_and_a_lock_without_a_record_is_removed(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A creation that is completed is published; a lock without a record is removed."""
     dying(subject, STEPS[5], "after")
     assert await asyncio.to_thread(subject.run, LARGE) == {"result": "error", "code": "CRASH"}
     subject.daemon.write(lambda view: acquire(view, subject.words.txid("L"), b"owner", 2, 1000.0))
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
-    records, logged, reported = Records(subject.daemon.transactions), list[TxStatusChanged](), list[int]()
+    records, logged, reported = Records(subject.daemon.transactions), list[bytes](), list[int]()
 
     async def turn(work: Callable[[], Any]) -> Any:
         return work()
 
-    def tell() -> None:
+    def publish() -> None:
         reported.append(len(logged))
 
     async def write(step: Callable[[Any], Any]) -> Any:
         return subject.daemon.write(step)
 
-    healing = Healing(records, cast("Any", turn), write, logged.append, tell, lambda: 7)
-    await healing()
-    assert logged == [TxStatusChanged(txid=subject.words.txid("A"), status="pending", height=7, cause=Submitted())]
+    for find in (records.half_made, records.locked):
+        await heal(records, cast("Any", turn), cast("Any", find), write, logged.append, publish)
+    assert logged == [subject.words.txid("A")]
     assert reported == [1, 1] and records.locked(b"") == ([], None)
-    subject.daemon.write(lambda view: acquire(view, subject.words.txid("M"), b"owner", 2, 1000.0))
-    await healing()  # not due again
-    assert records.locked(b"")[0] == [subject.words.txid("M")]
-    monkeypatch.setattr(handlers.recovery.chores, "_HEAL_S", 0.0)
-    monkeypatch.setattr(handlers.recovery.chores, "_WALK_S", 0.0)
-    await healing()
-    assert records.locked(b"")[0] == [] and len(logged) == 1

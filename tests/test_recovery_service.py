@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -183,17 +184,17 @@ async def test_a_result_whose_answer_was_lost_is_marked_as_unpublished(lab: Lab)
         assert (manager.numbers.settled["confirmed"], manager.numbers.conflicts) == (1, 0)
 
 
-async def test_chores_are_done_first_and_then_with_every_scan(on_sqlite: Storage) -> None:
-    done: list[int] = []
+async def test_chores_are_done_first_and_then_at_their_intervals(on_sqlite: Storage) -> None:
+    done, seldom = list[int](), list[int]()
 
-    async def chore() -> None:
-        done.append(len(handler.requests))
+    async def chore(calls: list[int]) -> None:
+        calls.append(len(handler.requests))
 
     handler = Stub()
     await old(on_sqlite, 1)
-    async with managing(on_sqlite, handler, chores=[chore]):
+    async with managing(on_sqlite, handler, chores=[(0.0, partial(chore, done)), (3600.0, partial(chore, seldom))]):
         await until(lambda: len(done) >= 3)
-    assert (done[0], done[-1]) == (0, 1)
+    assert (done[0], done[-1], seldom) == (0, 1, [0])
 
 
 async def test_a_bug_in_the_service_ends_all_of_it(on_sqlite: Storage) -> None:

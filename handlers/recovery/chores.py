@@ -1,4 +1,4 @@
-"""Periodic work, at most once in a scan interval: incomplete and discarded transactions, and the limit of rows."""
+"""Periodic work: incomplete and discarded transactions, and the limit of rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from math import inf
 from time import monotonic
+from typing import TypeVar
 
 import structlog
 
 from config.settings import Recovery
-from handlers.causes import Submitted
-from handlers.events import TxStatusChanged
 from handlers.orders import withdraw
 from handlers.recovery.records import Records, Turn, walk
 from handlers.spending import TxFault
@@ -21,10 +20,9 @@ from storage.errors import StoreFull
 from storage.recovery.rows import FINAL, Counts, Status
 from storage.recovery.tables import Storage
 
+P = TypeVar("P")
 log = structlog.get_logger("recovery")
 
-_HEAL_S = 600.0
-_WALK_S = 3600.0
 _WITHDRAWN = 100  # that one check finds
 _FORGOTTEN = 1000  # that one statement deletes
 _FORGETTING_S = 2.0  # before the scan continues
@@ -33,52 +31,34 @@ _SETTLED: tuple[Status, ...] = ("confirmed", "deleted")
 _UNRESOLVED: tuple[Status, ...] = ("orphan", "dead")
 
 
-class Healing:
-    """Completes or removes half-made transactions that no process works on, and locks without a transaction."""
+async def heal(
+    records: Records,
+    turn: Turn,
+    find: Callable[[P | None], tuple[list[bytes], P | None]],
+    write: Callable[[Callable[[TxView], bool | None]], Awaitable[bool | None]],
+    became_whole: Callable[[bytes], None],
+    publish: Callable[[], None],
+) -> None:
+    """Complete or remove what `find` finds: half-made transactions that no process works on, or lone locks.
 
-    def __init__(
-        self,
-        records: Records,
-        turn: Turn,
-        write: Callable[[Callable[[TxView], bool | None]], Awaitable[bool | None]],
-        record: Callable[[TxStatusChanged], None],
-        publish: Callable[[], None],
-        tip: Callable[[], int],
-    ) -> None:
-        """Take the records. `write` makes one step on them a commit of its own.
+    `write` makes one step a commit of its own. `became_whole` is called in it, `publish` after it.
+    """
 
-        `record` is called in it for what becomes whole, `publish` after it.
-        """
-        self._records, self._turn, self._write = records, turn, write
-        self._record, self._publish, self._tip = record, publish, tip
-        self._done = self._walked = -inf
-
-    async def __call__(self) -> None:
-        """Examine everything, if that is due."""
-        now = monotonic()
-        if now - self._done < _HEAL_S:
-            return
-        waiting = await walk(self._turn, self._records.waiting)
-        half_made = [txid for txid, kind in waiting if kind == "half-made"]
-        if now - self._walked >= _WALK_S:
-            half_made += await walk(self._turn, self._records.locked)
-            self._walked = now
-        for txid in half_made:
-            try:
-                whole = await self._write(partial(self._heal, txid))
-            except StoreFull as full:
-                log.warning("store_full", during="recovery", error=str(full))
-                continue
-            if whole is not None:
-                log.info("creation_healed", txid=txid.hex(), whole=whole)
-                self._publish()
-        self._done = now
-
-    def _heal(self, txid: bytes, view: TxView) -> bool | None:
-        whole = self._records.heal(view, txid)
+    def step(txid: bytes, view: TxView) -> bool | None:
+        whole = records.heal(view, txid)
         if whole:
-            self._record(TxStatusChanged(txid=txid, status="pending", height=self._tip(), cause=Submitted()))
+            became_whole(txid)
         return whole
+
+    for txid in await walk(turn, find):
+        try:
+            whole = await write(partial(step, txid))
+        except StoreFull as full:
+            log.warning("store_full", during="recovery", error=str(full))
+            continue
+        if whole is not None:
+            log.info("creation_healed", txid=txid.hex(), whole=whole)
+            publish()
 
 
 async def withdraw_discarded(

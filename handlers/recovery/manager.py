@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from math import inf
 from random import uniform
 from time import monotonic
 from typing import Any
@@ -39,6 +40,9 @@ _COUNT_S = 15.0  # between two counts of the tables, which read an index whole
 _LEAVE_S = 5.0  # when the service is stopped: for attempts to end, and for the database to write their results
 
 
+Chore = Callable[[], Awaitable[object]]  # True makes it due with the next scan, because there is more to do
+
+
 class Manager:
     """Recovers pending transactions while it runs; it may run again."""
 
@@ -50,7 +54,7 @@ class Manager:
         *,
         available: Callable[[], bool] = lambda: True,
         changed: Callable[[], None] = lambda: None,
-        chores: Sequence[Callable[[], Awaitable[object]]] = (),
+        chores: Iterable[tuple[float, Chore]] = (),
         dice: Callable[[float, float], float] = uniform,
         leave_s: float = _LEAVE_S,
         numbers: Numbers | None = None,
@@ -58,8 +62,8 @@ class Manager:
         """Take the open tables and the handler.
 
         Nothing is claimed while `available` returns False. `changed` is called once final statuses are written, unless
-        the answer of the database was lost; `storage.unpublished` has them. `chores` are run first, and then in every
-        scan interval. Attempts have `leave_s` to end when we stop. `numbers` are counted on, if someone else counts
+        the answer of the database was lost; `storage.unpublished` has them. `chores` are run in the first scan, and
+        then at intervals in seconds. Attempts have `leave_s` to end when we stop. `numbers` may have other counters
         too. An exception of any of these callbacks is logged and counted, and the service continues.
 
         Raises:
@@ -68,14 +72,16 @@ class Manager:
         self.numbers = Numbers() if numbers is None else numbers
         self.owner = ""
         self._storage, self._settings = storage, (settings := check_recovery(settings))
-        self._available, self._chores, self._dice, self._leave_s = available, chores, dice, leave_s
+        self._available, self._dice, self._leave_s = available, dice, leave_s
+        self._chores = [*chores, (_COUNT_S, self._count)]
+        self._done = dict[Chore, float]()
         self._holding = Holding(
             storage, settings, self.numbers, lambda *cancelled: self._attempts.cancel(*cancelled), changed, dice
         )
         self._attempts = Workers(handler, settings, self.numbers, self._holding)
         self._session: Session | None = None
         self._running = False
-        self._counted = self._swept = float("-inf")
+        self._swept = -inf
         self._logged = (0, 0)
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -125,11 +131,8 @@ class Manager:
     async def _serve(self, attempts: TaskGroup) -> None:
         with CancelScope(shield=True):
             async with anyio.create_task_group() as group:
-                sweeper, settler = (
-                    group.create_task(self._guard(work)) for work in (self._sweep_loop(), self._settle_loop())
-                )
-                for work in (self._heartbeat(), self._attempts.watch()):
-                    group.start_soon(self._guard, work)
+                loops = self._sweep_loop(), self._settle_loop(), self._heartbeat(), self._attempts.watch()
+                sweeper, settler, *_ = [group.create_task(self._guard(loop)) for loop in loops]
                 self._attempts.start(self._settings.worker_count, lambda work: attempts.start_soon(self._guard, work))
                 await self._stop.wait()  # any failure sets it: no lease is renewed for rows that are not worked on
                 await self._guard(self._leave(sweeper, settler))
@@ -186,15 +189,16 @@ class Manager:
         if monotonic() - self._swept < self._settings.scan_interval:
             return
         self._swept = monotonic()
-        for chore in self._chores:
-            with self.numbers.callback("chore", StoreError):
-                await chore()
-        if self._swept - self._counted >= _COUNT_S:
-            counts = await self._storage.counts()
-            self.numbers.backlog, self.numbers.oldest_pending_s = counts.by_status, counts.oldest_pending_s
-            self._counted = self._swept
-            if self.numbers.leader and not await forget(self._storage, self._settings, counts):
-                self._counted = float("-inf")  # there is more to delete: it continues with the next scan
+        for every_s, chore in self._chores:
+            if self._swept - self._done.get(chore, -inf) >= every_s:
+                with self.numbers.callback("chore", StoreError):
+                    self._done[chore] = -inf if await chore() else self._swept
+
+    async def _count(self) -> bool:
+        """Count the rows, and delete those that are too many; return whether there are more to delete."""
+        counts = await self._storage.counts()
+        self.numbers.backlog, self.numbers.oldest_pending_s = counts.by_status, counts.oldest_pending_s
+        return self.numbers.leader and not await forget(self._storage, self._settings, counts)
 
     async def _sweep(self) -> None:
         """Claim until nothing more is due, never more than there is space for."""
@@ -242,7 +246,7 @@ class Manager:
         leads = await self._session.lead()
         if leads and not self.numbers.leader:
             log.info("leadership_taken", owner=self.owner)
-            self._counted = float("-inf")  # the leader also deletes rows that are too many
+            self._done.pop(self._count, None)  # the leader also deletes rows that are too many
         self.numbers.leader = leads
         return leads
 

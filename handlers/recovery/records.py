@@ -104,6 +104,11 @@ class Records:
                 found.append((txid, "half-made" if record is not None and record.creating else "whole"))
         return found, seen[-1] if len(seen) == _SEEKS else None
 
+    def half_made(self, after: tuple[int, bytes] | None) -> tuple[list[bytes], tuple[int, bytes] | None]:
+        """Return the next transactions whose creation has begun, and not ended."""
+        waiting, place = self.waiting(after)
+        return [txid for txid, kind in waiting if kind == "half-made"], place
+
     def shallow(self, confirmations: int, below: int | None) -> tuple[list[bytes], int | None]:
         """Return the transactions of blocks that are not that deep, but for blocks that no rollback reaches."""
         chain, txids = self._transactions.chain, list[bytes]()

@@ -45,6 +45,8 @@ def _batch(columns: dict[str, str]) -> str:
 _WORDS = {
     "now": "now()",
     "ms": " * interval '1 ms'",
+    "since": "extract(epoch FROM now() - ",
+    "ago": ")::float8",
     "skip_locked": "FOR UPDATE SKIP LOCKED",
     "locked": "FOR UPDATE",
     "due": "",

@@ -1,8 +1,9 @@
 """The statements on the recovery tables, common to SQLite and PostgreSQL.
 
 A statement is a template. The databases fill in the parts that differ: `{t}` is the name of the table, `{now}` the
-database's clock, `{ms}` makes an interval of a number of milliseconds. A value is `:name`. A batch of rows is a table
-`b` of one of the kinds in `BATCHES`, whose first column is `id`.
+database's clock, `{ms}` makes an interval of a number of milliseconds, `{since}` and `{ago}` make seconds of the time
+between them. A value is `:name`. A batch of rows is a table `b` of one of the kinds in `BATCHES`, whose first column is
+`id`.
 
 `owner || ''` is the owner, compared in a way that no index serves: only the key may lead to the rows of a batch.
 """
@@ -88,7 +89,8 @@ def _claim(which: str, lock: str = "{skip_locked}", fresh: str = "generation = t
     return f"""
     WITH chosen (id) AS MATERIALIZED (SELECT txid FROM {{t}} {which} LIMIT :limit {lock})
     UPDATE {{t}} AS t SET owner = :owner, {fresh}{_PUT_OFF} FROM chosen WHERE t.txid = chosen.id
-    RETURNING txid, owner, generation, attempts, failures, not_found, submitted_at, not_found_since, {{now}}"""
+    RETURNING txid, owner, generation, attempts, failures, not_found, {{since}}submitted_at{{ago}},
+        coalesce({{since}}not_found_since{{ago}}, 0.0)"""
 
 
 CLAIM_AGAIN = _claim("WHERE owner = :owner", lock="{locked}", fresh="")
@@ -143,7 +145,7 @@ PUBLISHED = """
     UPDATE {t} AS t SET untold = NULL FROM {statuses}
     WHERE t.txid = b.id AND t.status || '' = b.value AND t.untold || '' = :reporter RETURNING txid"""
 ROW = f"SELECT {COLUMNS}, history FROM {{t}} WHERE txid = :txid"
-COUNTS = "SELECT status, count(*), min(submitted_at), {now} FROM {t} GROUP BY status"
+COUNTS = "SELECT status, count(*), {since}min(submitted_at){ago} FROM {t} GROUP BY status"
 
 CURSOR = "SELECT next, at, tip, compared FROM {t}_cursor WHERE store = :store"
 BEGIN_CURSOR = """

@@ -58,6 +58,8 @@ _WORDS = {
     "t": "recovery_tx",
     "now": ":now",
     "ms": "",
+    "since": "(:now - ",
+    "ago": ") / 1000.0",
     "skip_locked": "",
     "locked": "",
     "due": "INDEXED BY recovery_tx_due",

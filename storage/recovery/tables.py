@@ -214,17 +214,7 @@ class Storage(Verbs):
                     rows += await run(statement, owner=owner, lease=_ms(lease_s), limit=limit - len(rows))
             return rows
 
-        return [self._claim(*row) for row in await self._work(work, "free")]
-
-    def _claim(
-        self, txid: bytes, owner: str, generation: int, attempts: int, failures: int, not_found: int, *times: Any
-    ) -> Claim:
-        submitted_at, not_found_since, now = times
-        age_s, not_found_for_s = self._age_s(submitted_at, now), self._age_s(not_found_since, now)
-        return Claim(txid, owner, generation, attempts, failures, not_found, age_s, not_found_for_s)
-
-    def _age_s(self, since: Any, now: Any) -> float:
-        return 0.0 if since is None else (self._moment(now) - self._moment(since)).total_seconds()
+        return [Claim(*row) for row in await self._work(work, "free")]
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> set[bytes]:
         """Prolong leases; return the transactions that are still held."""
@@ -302,9 +292,8 @@ class Storage(Verbs):
     async def counts(self) -> Counts:
         """Count the rows. Reads an index, not the rows, but all of it: not for every scan."""
         found = await self._statement(sql.COUNTS)
-        by_status = dict.fromkeys(STATUSES, 0) | {status: count for status, count, _, _ in found}
-        ages_s = [self._age_s(oldest, now) for status, _, oldest, now in found if status == "pending"]
-        return Counts(by_status, max([0.0, *ages_s]))
+        by_status = dict.fromkeys(STATUSES, 0) | {status: count for status, count, _ in found}
+        return Counts(by_status, max((age_s for status, _, age_s in found if status == "pending"), default=0.0))
 
     def _fields(self, found: Sequence[Any]) -> dict[str, Any]:
         values = dict(zip(Recovering.__struct_fields__, found, strict=True))

@@ -28,7 +28,6 @@ from recovering import (
     manage,
     managing,
     old,
-    quick,
     read,
     status,
     tx,
