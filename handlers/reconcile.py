@@ -7,6 +7,8 @@ bytes) is kept where the chain does not contradict it. Each function is defined 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
@@ -66,8 +68,7 @@ def adopt(view: TxView, tx: Tx, record: Record) -> Repair | None:
         for index, output in enumerate(tx.outputs)
         if bodies.kept(output) or (output.spendable and index in stored.rows)
     }
-    differs = record.total != len(tx.outputs) or stored.rows.keys() != names.keys()
-    differs = differs or any(row[:HASH] != names[index] for index, row in stored.rows.items())
+    differs = record.total != len(tx.outputs) or {n: row[:HASH] for n, row in stored.rows.items()} != names
     if record.conflicting and not listed:
         enter_child(view, tx.txid, on=False)
     _release_unlisted(view, tx.txid, body.inputs, tx.inputs)
@@ -101,6 +102,14 @@ def add_return(view: TxView, tx: Tx, record: Record) -> None:
     if stored.rows.get(index, b"")[:HASH] != name:
         right = stored.rows | {index: name}
         _rewrite(view, tx.txid, record, stored, right, max(record.total, index + 1))
+
+
+def take_return(view: TxView, txid: bytes, record: Record, indexes: Collection[int]) -> list[bytes]:
+    """Remove the collateral return from the record of a failed transaction; return who claimed it."""
+    stored = _stored(view, txid, record)
+    right = {index: row for index, row in stored.rows.items() if index not in indexes}
+    _rewrite(view, txid, record, stored, right, record.total - (record.total - 1 in indexes))
+    return [claimant(stored.rows[index])[0] for index in indexes if spending.spent(stored.rows.get(index))]
 
 
 def keep_bytes(view: TxView, tx: Tx, record: Record) -> None:
@@ -158,9 +167,8 @@ def _agree_mined(view: TxView, found: TxFound, record: Record, stored: _Stored) 
     in_step = record.mined and not record.conflicting and there.main_ids[0] in record.main_ids
     if right == stored.rows and in_step:
         return Repair(found.txid, "its reassigned outputs") if _agree_moved(view, found, record) else None
-    if {n: row[:HASH] for n, row in right.items()} != {
-        n: row[:HASH] for n, row in stored.rows.items()
-    }:  # its inputs and bytes are those of another content too
+    names = {n: row[:HASH] for n, row in right.items()}
+    if {n: row[:HASH] for n, row in stored.rows.items()} != names:  # inputs and bytes are of another content too
         spends, record.external = view.chain.inputs(view.txn, found), False
         record.version = record.lock_time = None
         _release_unlisted(view, found.txid, view.inputs(found.txid), spends)
@@ -224,11 +232,10 @@ def _agree_unmined(view: TxView, txid: bytes, failed: TxFound | None, record: Re
     if record.mined or record.conflicting:  # long ago, or its spenders are those of its collateral return
         return None
     claims = {index: row for index, row in stored.rows.items() if spending.spent(row)}
-    spenders = {index: claimant(row)[0] for index, row in claims.items()}
-    strays = [index for index, by in spenders.items() if by not in stored.pruned_spenders and view.get(by) is None]
+    unknown = {by for by, _ in map(claimant, claims.values()) if view.get(by) is None} - stored.pruned_spenders
+    strays = {index: row[:HASH] for index, row in claims.items() if claimant(row)[0] in unknown}
     if strays:
-        right = stored.rows | {index: claims[index][:HASH] for index in strays}
-        _rewrite(view, txid, record, stored, right, record.total)
+        _rewrite(view, txid, record, stored, stored.rows | strays, record.total)
     if failed is not None:
         return Repair(txid, "it failed in its block", [txid])
     if _holds(view, txid):
@@ -243,17 +250,15 @@ def _agree_unmined(view: TxView, txid: bytes, failed: TxFound | None, record: Re
 def forget_failed(view: TxView, txid: bytes) -> None:
     """Remove the record of a transaction that failed in a block that was undone, if it was never submitted."""
     record = view.record(txid)
-    if record is None or record.born is not None or record.block_ids:
-        return
-    if view.chain.find(view.txn, txid) is None:
+    unknown = record is not None and record.born is None and not record.block_ids
+    if unknown and view.chain.find(view.txn, txid) is None:
         enter_child(view, txid, on=False)
         view.remove(txid)
 
 
 def let_go(view: TxView, txid: bytes, spent: list[OutPoint]) -> None:
     """Release what a transaction spent in a block that was rolled back, except the claims of its submission."""
-    inputs = view.inputs(txid) if _waits(view, txid) else []
-    _release_unlisted(view, txid, spent, inputs)
+    _release_unlisted(view, txid, spent, view.inputs(txid) if _waits(view, txid) else [])
 
 
 def _release_unlisted(view: TxView, txid: bytes, claims: list[OutPoint], inputs: list[OutPoint]) -> None:
@@ -285,12 +290,11 @@ def in_chain(view: TxView, txid: bytes) -> bool:
 
 
 def _stored(view: TxView, txid: bytes, record: Record) -> _Stored:
-    stored = _Stored({}, {}, {}, set())
+    stored = _Stored({})
     for number in range(record.pages + 1):
         page, first = view.rows.page(txid, number) if number else record, number * record.page_size
         if page is None:
             continue
-        first = first if number else 0
         stored.rows.update((first + slot, row) for slot, row in view.slots(txid, number))
         for each in page.reassignments:
             stored.moves.setdefault(first + each.slot, []).append(replace(each, slot=first + each.slot))

@@ -183,7 +183,6 @@ def reassign(view: TxView, outpoint: OutPoint, new_hash: bytes, address: bytes) 
     Raises:
         TxFault: as `unfreeze`.
     """
-    _find(view, outpoint, frozen=True)
     view.need(outpoint[0])
     held, page, number, slot, row = _find(view, outpoint, frozen=True)
     height = view.height

@@ -74,8 +74,7 @@ class TxView:
         self.ghosts, self.rows = self.pool.ghosts, PoolRows(self.pool, txn)
         self._haunted = self.ghosts.any(txn)  # whether there may be ghosts
         self._haunting: dict[bytes, Held] = {}  # those that were examined
-        self._last_place: tuple[int, int] | None = None  # the block of our chain that was looked for last, its ordinal
-        self._last_ordinal: int | None = None
+        self._ordinals: dict[tuple[int, int], int | None] = {}  # of blocks that a message names, by height and id
 
     @property
     def txn(self) -> Txn:
@@ -191,10 +190,9 @@ class TxView:
 
     def own_block(self, height: int, block_id: int) -> int | None:
         """Return the ordinal of a block of the active chain; a message needs the same one repeatedly."""
-        if self._last_place != (height, block_id):
-            self._last_place = height, block_id
-            self._last_ordinal = self.chain.blocks.ordinal_at(self.txn, height, block_id)
-        return self._last_ordinal
+        if (height, block_id) not in self._ordinals:
+            self._ordinals[height, block_id] = self.chain.blocks.ordinal_at(self.txn, height, block_id)
+        return self._ordinals[height, block_id]
 
     # --- records -------------------------------------------------------------------------------------------------
 
@@ -207,14 +205,10 @@ class TxView:
         held = self.get(txid)
         if held is None:
             raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
-        self._own(held)
-        return held.record
-
-    def _own(self, held: Held) -> None:
         if held.chain_tx is not None:
-            held.record, held.chain_tx = self.make_record(held.chain_tx), None
-        elif held.ghost is not None:
-            self.touch(held.txid)
+            return self.make_record(held.chain_tx)
+        self.touch(txid)
+        return held.record
 
     def make_record(self, tx: TxFound, *, spent: Sequence[OutPoint] | None = None) -> Record:
         """Make a record of a transaction of the chain, with all that the chain still has of it."""
@@ -283,7 +277,7 @@ class TxView:
         only the claim or the freeze is stored: the chain has what is unspent. `found` is the slot if it is known.
         """
         if held.ghost is not None:
-            self._own(held)
+            self.touch(held.txid)
         if found is None or (found[1] == 0 and found[0] is not held.record):  # it has its own record since
             found = self.slot(held, index)
         page, number, slot, row = found

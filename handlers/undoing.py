@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from handlers import spending
-from handlers.transactions import Held, TxView
+from handlers import reconcile, spending
+from handlers.transactions import TxView
 from storage.history.layout import TxFound
 from storage.history.mined import GoingBack, RolledBack
-from storage.pool_layout import NO_NAME, NOTHING, OutPoint, Record, claim, claimant, in_order
+from storage.pool_layout import NOTHING, OutPoint, Record, claim, claimant, in_order
 from storage.rows import TxFlag
 
 
@@ -43,65 +43,39 @@ def undo_some(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) 
     known = dict[TxFound, Record]()
     for found in block.transactions:
         inputs, record = in_order(spent.get(found.number, [])), view.record(found.txid)
-        if found.flags & TxFlag.COINBASE:
+        if found.flags & TxFlag.COINBASE or (found.failed and record is not None):
             undone.losers.append(found.txid)
         if found.failed:
             undone.failed.append(found.txid)
             returned = view.chain.slots(view.txn, found)[0]  # it is removed, and its spender becomes conflicting
             undone.losers += [claimant(row)[0] for row in returned.values() if spending.spent(row)]
             if record is not None and not record.pages:
-                _take_return(view, found.txid, record, list(returned), undone)
+                undone.losers += reconcile.take_return(view, found.txid, record, returned.keys())
         if found.failed or found.txid in back.reused:
             undone.released.append((found.txid, inputs))
+        listed = inputs if record is None else view.inputs(found.txid)
+        if record is None and not found.failed and latest[found.txid] is found:
+            record = view.make_record(found, spent=inputs)
         if record is not None:
             known[found] = record
-            _doubt(found, view.inputs(found.txid), inputs, back, undone)
-        elif not found.failed and latest[found.txid] is found:
-            known[found] = view.make_record(found, spent=inputs)
-            _doubt(found, inputs, inputs, back, undone)
+            if not found.failed and _are_uncertain(listed, inputs, back):
+                undone.doubtful.append(found.txid)
     for spend in block.spends:
         by = back.waits(spend.by)
         if spend.apart and by is not None and view.record(spend.parent) is None:  # else its own slot reports it
             view.rows.put_claim(spend.parent, 0, spend.output, claim(by, spend.input))
-    reopened = {
-        spend.parent: record
-        for spend in (block.spends if view.pool.reassigned.any(view.txn) else ())
-        if (record := view.record(spend.parent)) and view.mark_spent(spend.parent, record, spend.output, spent=False)
-    }
+    for spend in block.spends if view.pool.reassigned.any(view.txn) else ():
+        record = view.record(spend.parent)
+        if record is not None and view.mark_spent(spend.parent, record, spend.output, spent=False):
+            view.settle(spend.parent, record)
     for found, record in known.items():
         spending.unmine(record, block.block_id, block.height)
         view.settle(found.txid, record)
-    for txid, record in reopened.items():
-        view.settle(txid, record)
 
 
-def _take_return(view: TxView, txid: bytes, record: Record, indexes: list[int], undone: Undone) -> None:
-    """Remove the collateral return from the record of a failed transaction; its claimant becomes conflicting."""
-    names = [NO_NAME] * record.total
-    for index, name in view.rows.names(txid, record, 0):
-        names[index] = name
-    for index in indexes:
-        row = view.slot(Held(txid, record), index)[3]
-        if row is None:
-            continue
-        record.recorded -= 1
-        if spending.spent(row):
-            record.spent -= 1
-            undone.losers.append(claimant(row)[0])
-        names[index] = NO_NAME
-        view.rows.put_claim(txid, 0, index, None)
-        if index + 1 == record.total:
-            record.total = record.outputs = record.total - 1
-            del names[-1]
-    view.rows.put_names(txid, record, 0, names)
-
-
-def _doubt(found: TxFound, inputs: Sequence[OutPoint], spent: list[OutPoint], back: RolledBack, undone: Undone) -> None:
-    """Record a transaction that failed, or whose listed claims are uncertain."""
-    if found.failed:
-        undone.losers.append(found.txid)
-    elif any(
+def _are_uncertain(listed: Sequence[OutPoint], spent: list[OutPoint], back: RolledBack) -> bool:
+    """Return whether a transaction may not have got all that it lists."""
+    return any(
         outpoint != NOTHING and (outpoint[0] in back.reused or spent[n : n + 1] != [outpoint])
-        for n, outpoint in enumerate(inputs)
-    ):
-        undone.doubtful.append(found.txid)
+        for n, outpoint in enumerate(listed)
+    )
