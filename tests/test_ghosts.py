@@ -118,7 +118,7 @@ def test_rows_of_ghosts_change_no_answer(tmp_path: Path, lies: bool, seed: int) 
 
 
 def test_the_scenarios_covered_what_they_are_for() -> None:
-    """Runs after the stories above, in the same process."""
+    """This test runs after the random ones above, in the same process."""
     if not MET.met:
         pytest.skip("none of the stories was run in this process")
     wanted = {"ghosts made", "ghosts ended", "several generations", "a rollback to the floor", "an id again"}
@@ -220,7 +220,6 @@ def test_a_generation_ends_with_its_last_ghost(local: LocalStore) -> None:
 
 
 def test_a_refused_message_does_not_change_ghosts(local: LocalStore) -> None:
-    """Also for the message behind it, which the same commit carries out."""
     local.chain.rollback(back_to(ONE))
     before, sender = rows(local), Listener()
     names = [[txid("a"), txid("nobody")], [txid("d")]]

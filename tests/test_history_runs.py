@@ -237,7 +237,6 @@ def test_a_rollback_into_a_run_that_is_being_rewritten(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("small")
 def test_runs_take_turns_in_being_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A call reads so many values at most; all runs have had their turn before the first has it again."""
     monkeypatch.setattr("storage.history.history._COUNTED", 0)
     with open_chain(tmp_path, **OPTIONS) as chain:
         for each in steady(40):
@@ -283,10 +282,6 @@ def test_a_search_reads_only_what_is_near(
     margin: int,
     held: int,
 ) -> None:
-    """What it finds is what is there, however the prefixes are distributed, and how far off their place was guessed.
-
-    Of runs that are held nothing is read.
-    """
     monkeypatch.setattr("storage.history.runs._MARGIN", margin)
     monkeypatch.setattr("storage.history.runs._MOST_HELD", held)
     read, near, random = Counter[str](), Index._near, Random(margin)

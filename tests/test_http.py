@@ -83,7 +83,7 @@ BASE = f"/api/v1/addresses/{VECTORS['base'][0]}"
 
 
 def documented(*left_out: str) -> list[str]:
-    """Return every path of the document, with a value for each parameter, but for those that begin so."""
+    """Return every path of the document with a value for each parameter, except those that begin with `left_out`."""
     values = {
         "address": VECTORS["base"][0],
         "credential": PAYMENT,
@@ -368,7 +368,7 @@ GOLDEN = (
 
 
 def test_golden_bytes_of_a_record(fed_api: Api) -> None:
-    """Written down once, because clients rely on every byte; `test_records` has records of every kind."""
+    """Clients rely on every byte. `test_records` has records of every kind."""
     record = cbor_of(fed_api, utxo_path("bare"))
     assert record.hex() == GOLDEN
     assert record == canonical(bare_record())

@@ -68,7 +68,6 @@ def applied(to: set[tuple[str, int]], changes: list[Change]) -> set[tuple[str, i
 
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -> None:
-    """Whatever the blocks are: also outputs that were spent since."""
     for seed in range(2):
         with open_chain(tmp_path / str(seed), **windows, may_prune=True) as chain:
             sets: dict[int, set[tuple[str, int]]] = {0: set()}
@@ -102,7 +101,6 @@ def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -
 
 
 def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
-    """Through rollbacks within rollbacks, and above blocks that were applied again."""
     with open_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
         made: list[BlockApplied] = []
         for n in range(10):
@@ -136,7 +134,6 @@ def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
 
 
 def test_changes_since_a_fact_that_was_removed_are_refused(tmp_path: Path) -> None:
-    """Not those since the fact right before the oldest: nothing is missing after it."""
     with open_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
         chain.changes.keep = Retention(count=3)
         made: list[BlockApplied] = []

@@ -122,7 +122,7 @@ def test_utxo_075_a_balance_is_of_live_outputs_only(empty: Api) -> None:
 
 
 def test_utxo_076_pages_are_in_the_order_of_the_chain(paid: Api) -> None:
-    """Within a slot the order is that in the block, which the contract has instead of the transaction's hash."""
+    """Within a slot the contract orders by the place in the block, the case by the hash of the transaction."""
     pages = [outpoints(utxos(paid, A, f"?count=10&page={page}")) for page in (1, 2, 3)]
     assert [len(page) for page in pages] == [10, 10, 5]
     assert [*joined.from_iterable(pages)] == ALL
@@ -209,7 +209,6 @@ def test_utxo_088_good_and_unknown_parameters_are_not(paid: Api) -> None:
 
 
 def test_utxo_090_paths_methods_and_parameters_that_are_wrong(paid: Api) -> None:
-    """A pattern with three parts is a path that there is not, or a bad address."""
     failure(paid.ask("/api/v1/nothing"), 404, "unknown_path")
     failure(paid.ask("/api/v1/tip", "POST"), 405, "method_not_allowed")
     failure(paid.ask(f"/api/v1/{A}/utxos?order=foo"), 400, "bad_parameter", "order")

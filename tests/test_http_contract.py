@@ -148,7 +148,7 @@ def test_the_document_and_the_routes_are_the_same() -> None:
 
 
 def check(web: Web, case: Any, met: Counter[int]) -> None:
-    """Ask, and hold the answer to the document. A 503 says that something is not kept: it is no failure here."""
+    """Compare an answer with the document. A 503 states that something is not kept and is accepted."""
     answer = case.call(base_url=web.url, timeout=30)
     met[answer.status_code] += 1
     assert answer.status_code < 500 or answer.status_code == 503, answer.text

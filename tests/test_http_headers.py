@@ -157,7 +157,6 @@ def test_a_tag_identifies_one_body_and_one_tip() -> None:
 
 
 def test_a_status_that_is_the_same_is_not_sent_again() -> None:
-    """Its tag changes with the tip and with what it counts, but not with its clock."""
     with short_folder() as folder, running_api(folder) as api:
         status = api.web.until("/api/v1/status", 200)
         known = {"If-None-Match": status.headers["etag"]}

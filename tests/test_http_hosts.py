@@ -30,7 +30,7 @@ def test_a_local_listener_answers_to_the_names_that_are_allowed() -> None:
 
 
 def test_a_listener_that_others_reach_answers_to_every_address() -> None:
-    """No page can put an address into its requests but that from which it was loaded."""
+    """A page can only name the address from which it was loaded, so addresses are safe."""
     assert all(map(Hosts("0.0.0.0", (), local=False).accept, [*LOCAL, *ADDRESSES, *NAMES]))
     hosts = Hosts("utxod.lan", ("wallet.example",), local=False)
     assert all(map(hosts.accept, [*LOCAL, *ADDRESSES, "wallet.example", "utxod.lan:8410"]))

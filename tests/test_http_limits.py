@@ -222,7 +222,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(hasty: Server) -> Non
 
 
 def test_long_transactions_are_few_at_a_time() -> None:
-    """Their bytes are blobs, and an answer is twice as long: read for all at once, they would fill the memory."""
+    """Each answer is twice as long as the blob, so all of them at once would fill the memory."""
     long = 8 * MIB
     story = [block(None, tx("long", output("ann"), raw=bytes(long)))]
     with short_folder() as folder, serving(folder, story) as server, ExitStack() as attackers:

@@ -67,7 +67,6 @@ def test_parameters_that_are_refused(listed: Api, query: str, named: str) -> Non
 
 
 def test_cursors(listed: Api) -> None:
-    """A cursor is of one list in one order; it takes any count, and excludes a page."""
     good: str = listed.ask(f"{ANN}?count=5").headers["x-next-cursor"]
     assert outpoints(listed.get(f"{ANN}?cursor={good}&count=2")) == ALL[5:7]
     assert outpoints(listed.get(f"{ANN}?cursor={good}")) == ALL[5:]

@@ -266,7 +266,7 @@ def test_a_killed_daemon_takes_its_workers_along_and_the_next_serves_at_once(tmp
 
 @pytest.mark.parametrize("after_s", [0, 0.15])
 def test_a_daemon_that_is_killed_early_leaves_no_worker_behind(tmp_path: Path, after_s: float) -> None:
-    """The worker may not have come to the line by which it leaves with its parent."""
+    """The worker may not have set yet that it ends with its parent."""
     with home(tmp_path, http=http(free_port())) as daemon:
         daemon.spawn()
         until(lambda: children(daemon.process.pid), why="no worker was started")

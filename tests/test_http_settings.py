@@ -34,7 +34,6 @@ def test_an_empty_store() -> None:
 
 
 def test_a_network_of_bitcoin_that_is_not_known() -> None:
-    """Its addresses are hex, and the log reports this once."""
     script = bytes.fromhex("76a91462e907b15cbf27d5425399ebf6f0fb50ebb88f1888ac")
     tables = {"chain": {"family": "bitcoin", "network": "private"}, "http": {"workers": 2}}
     with short_folder() as folder, running_api(folder, **tables) as api:
@@ -48,7 +47,6 @@ def test_a_network_of_bitcoin_that_is_not_known() -> None:
 
 
 def test_bitcoin_counts_in_satoshi() -> None:
-    """A locking script that has an address, and one that has none."""
     key_hash = bytes.fromhex("76a91462e907b15cbf27d5425399ebf6f0fb50ebb88f1888ac")  # of the first block's coinbase
     tables = {"chain": {"family": "bitcoin", "network": "mainnet"}}
     paid = tx(
@@ -100,7 +98,6 @@ def test_a_daemon_without_the_utxo_store() -> None:
 
 
 def test_events_are_recent_facts_of_the_change_log() -> None:
-    """Also those from before the process that answers was started."""
     path = "/api/v1/events"
     with short_folder() as folder, running_api(folder) as api:
         api.feed(FIRST, SECOND, back_to(FIRST))

@@ -64,14 +64,12 @@ def inpoints(*outpoints: list[Any]) -> list[Message]:
 
 
 def hash_of(api: Api, name: object, index: int = 0) -> str:
-    """Return what an output's slot commits to."""
     [slot] = api.get(path(name, f"/utxos?count=1&page={index + 1}"))
     return str(slot["slot"][:64])
 
 
 @pytest.fixture(scope="module")
 def fed_api() -> Iterator[Api]:
-    """A daemon with transactions of every kind, to which nothing more is sent."""
     with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
         one_by_one(api, FIRST, submit(UNMINED), submit(LOSER), submit(BIG), SECOND)
         one_by_one(api, on_outputs("OutputsFrozen", at("big", 1), at("big", PAGE), at("p", 3)))
@@ -91,7 +89,6 @@ def record(api: Api, name: object, **fields: Any) -> None:
 
 
 def test_records_of_each_kind(fed_api: Api) -> None:
-    """An unmined transaction; those that only a block has; a coinbase; a conflicting one."""
     claims = inpoints(at("p"), at("p", 1))
     record(fed_api, "a", record_utxos=2, total_utxos=2, unmined_since=1, fee=7, size_in_bytes=2, tx_inpoints=claims)
     of_block: Message = {"status": "mined", "has_record": False, "partial": True}
@@ -109,7 +106,6 @@ def test_records_of_each_kind(fed_api: Api) -> None:
 
 
 def test_a_large_transaction(fed_api: Api) -> None:
-    """Mined, preserved, with an output that was given away: it adds one to what could be spent."""
     heir = hash_of(fed_api, "big", PAGE)
     given = fed_api.get(path("big"))["reassignments"]
     assert given == [
@@ -123,7 +119,6 @@ def test_a_large_transaction(fed_api: Api) -> None:
 
 
 def test_version_lock_time_and_previous_outputs_of_a_submission() -> None:
-    """A block adds what the submission left out, and nothing else."""
     previous = {"value": 7, "script": address("p0").hex()}
     full: Message = {"version": 2, "lock_time": 500_000_000, "previous": [[7, address("p0")], None]}
     names = ("both", "submitted", "block's")
@@ -152,7 +147,6 @@ def test_version_lock_time_and_previous_outputs_of_a_submission() -> None:
 
 
 def test_a_transaction_is_frozen_when_all_of_it_is() -> None:
-    """On one page and on several, with a record and without; a spent output is not frozen."""
     first = block(None, tx("chain", output("x"), output("y"), DATA), tx("spent", output("x"), output("y")))
     large = tx("large", *(output(f"o{n}") for n in range(PAGE + 2)))
     everything = [at("chain"), at("chain", 1), *(at("large", n) for n in range(PAGE + 2)), at("spent", 1)]
@@ -240,7 +234,6 @@ def test_a_cursor_across_a_rollback() -> None:
 
 @pytest.mark.parametrize(("name", "raw"), [("a", b"\x00\xff"), ("big", LONG), ("whole", b"of a block")])
 def test_bytes_of_a_transaction(fed_api: Api, name: str, raw: bytes) -> None:
-    """Inline, and from a blob: as hex in JSON, or as they are."""
     assert fed_api.get(path(name, "/raw")) == {"txid": txid(name), "raw": raw.hex()}
     plain = fed_api.ask(path(name, "/raw"), **OCTETS)
     assert (plain.status_code, plain.content, plain.headers["content-type"]) == (200, raw, OCTETS["Accept"])
@@ -257,7 +250,6 @@ def test_bytes_of_a_transaction(fed_api: Api, name: str, raw: bytes) -> None:
 
 
 def test_bytes_that_are_not_kept(fed_api: Api) -> None:
-    """Of a transaction that was only in a block, or whose feeder gave none."""
     for name in ("p", "loser"):
         for accept in (OCTETS, {}):
             answer = fed_api.ask(path(name, "/raw"), **accept)
@@ -315,7 +307,6 @@ def empty(last: Message, count: int) -> list[Message]:
 
 
 def removed(api: Api, name: str) -> None:
-    """Wait until a transaction is removed, for every route."""
     api.web.until(path(name), 404)
     for more in ("", "/raw", "/utxos"):
         failure(api.ask(path(name, more)), 404, "unknown_transaction", txid(name))
@@ -332,7 +323,6 @@ SOON = {
 
 
 def test_a_transaction_that_was_spent_long_ago_is_pruned() -> None:
-    """With a record by the pruner, and without one from the height at which its record would be deleted."""
     with short_folder() as folder, running_api(folder, **SOON) as api:
         one_by_one(api, FIRST, submit(SPENT), SPENDING, LAST)
         assert (api.get(path("a"))["delete_at_height"], api.get(path("p"))["delete_at_height"]) == (6, 5)
@@ -349,7 +339,6 @@ def test_a_transaction_that_was_spent_long_ago_is_pruned() -> None:
 
 
 def test_a_transaction_is_found_while_a_submission_claims_its_last_output() -> None:
-    """However long ago blocks have spent the other ones: it has no record that the pruner could keep."""
     last = block(FIRST, tx("some", output("s0"), spends=[at("p"), at("p", 1)]))
     with short_folder() as folder, running_api(folder, **SOON) as api:
         one_by_one(api, FIRST, last)
@@ -379,7 +368,6 @@ JOBS = "/api/v1/pruner/jobs"
 
 
 def settled(api: Api, height: int) -> list[Message]:
-    """Wait until the pruner has done a height; return its jobs."""
     jobs: list[Message] = until(
         lambda: api.get(JOBS), lambda jobs: jobs and (jobs[0]["height"], jobs[0]["state"]) == (height, "done")
     )
@@ -400,7 +388,6 @@ def feed_jobs(api: Api, count: int) -> list[Message]:
 
 @pytest.fixture(scope="module")
 def pruned() -> Iterator[Api]:
-    """A daemon whose pruner has done some cycles, one after each block but the first."""
     with short_folder() as folder, running_api(folder, **SOON) as api:
         feed_jobs(api, 7)
         yield api

@@ -152,7 +152,6 @@ class Scenario:
         return tx_blocks
 
     def holds(self) -> None:
-        """The UTXO set is right, and no row of the records contradicts another."""
         coins = self.world.model.stored.coins
         assert live(self.local.utxo) == {
             point: (coin.output.address, coin.output.value) for point, coin in coins.items()
@@ -163,7 +162,6 @@ class Scenario:
         assert self.lies or audited.contradictions == []
 
     def settle(self) -> None:
-        """Let the records be rebuilt; then nothing contradicts the chain, and nothing is left to be done."""
         contradicted = audit(self.tx_blocks.transactions).contradictions
         rebuilt = agree_all(self.tx_blocks)
         assert rebuilt or not contradicted

@@ -81,7 +81,7 @@ def rearranged(message: Message, *last: str) -> Message:
     ("last", "count"), [*((last, MANY) for last in ("txid", "outputs", "tx", "seq")), ("tx", 70_000)]
 )
 def test_fields_may_be_in_any_order(last: str, count: int) -> None:
-    """The length of a list stands in two bytes, or in four."""
+    """The length of a list takes two bytes or four."""
     message = submitted()
     message["tx"]["outputs"] = [{"address": bytes(60), "value": n} for n in range(count)]
     frame = msgspec.msgpack.encode(rearranged(message, last))

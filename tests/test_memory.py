@@ -235,7 +235,7 @@ HEADS: dict[bytes, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("encoding", ["json", "frames"])
 def test_a_message_takes_no_more_memory_than_it_has_bytes(tmp_path: Path, encoding: Encoding) -> None:
-    """Three characters of JSON, or one byte of a frame, are an empty list: 56 bytes, and a place in another list."""
+    """An empty list takes three characters of JSON or one byte of a frame, but 56 bytes as an object."""
     with running(tmp_path, socket={"max_frame_bytes": 2 * WIDE}) as daemon:
         for head, (name, where) in HEADS.items():
             with daemon.client(encoding) as client:

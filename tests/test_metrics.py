@@ -138,7 +138,6 @@ def test_repairs_of_records_are_counted(folder: Path) -> None:
 
 
 def test_pruning_by_steps_is_timed(folder: Path) -> None:
-    """While the node catches up nothing is pruned; afterwards it takes steps of its own."""
     with running_api(folder, utxo={"rollback_window": 1, "prune_depth": 1, "prune_batch_size": 1}) as api:
         with api.daemon.client() as client:
             client.ask({"type": "NodeState", "state": "catching_up", "height": 1})

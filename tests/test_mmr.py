@@ -47,7 +47,6 @@ PEAKS = {
 
 
 def hashed(first: int, data: Iterable[bytes]) -> Bytes:
-    """Return the hashes of leaves from a number on."""
     return hashes(mmr.U64.pack(mmr.size_of(number)) + each for number, each in enumerate(data, first))
 
 
@@ -56,8 +55,6 @@ def rows(nodes: Bytes) -> list[bytes]:
 
 
 class Range:
-    """An MMR in a list, made in one go or leaf by leaf."""
-
     def __init__(self, data: Sequence[bytes] = ()) -> None:
         self.data: list[bytes] = []
         self.nodes: list[bytes] = []
@@ -126,7 +123,6 @@ def test_the_root_of_nothing() -> None:
 
 @pytest.mark.parametrize("leaves", ROOTS)
 def test_roots(leaves: int) -> None:
-    """However the leaves came."""
     at_once, one_by_one = Range(ELEMENTS[:leaves]), Range()
     for element in ELEMENTS[:leaves]:
         one_by_one.add([element])
@@ -184,7 +180,6 @@ def test_positions_of_many_are_those_of_each() -> None:
 
 @given(st.integers(0, 70), st.integers(0, 9), st.randoms(use_true_random=False))
 def test_changed_chunks_and_their_ancestors_are_hashed_again(chunks: int, more: int, random: Random) -> None:
-    """With some leaves changed and some new, every node is as if they had always been these."""
     data = [random.randbytes(128) for _ in range(chunks + more)]
     old, new = Range(data[:chunks]), list(data)
     for number in random.sample(range(chunks), random.randrange(chunks + 1)):

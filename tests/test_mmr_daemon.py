@@ -126,7 +126,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 
 def test_any_single_changed_byte_is_detected(service: Api) -> None:
-    """But for the block, which is not in the hash: it comes with the root from a trusted source."""
+    """The block is not hashed: it comes with the root from a trusted source."""
     raw = service.ask(proof_path("many", 7)).content
     proof = json.loads(raw)
     free = set[int]()
@@ -182,7 +182,7 @@ def test_pruned_outputs_have_no_proof() -> None:
 
 
 def test_lost_nodes_stop_a_daemon_or_the_proofs_that_need_them(tmp_path: Path) -> None:
-    """A daemon would write roots over what is missing at the end; what is missing elsewhere fails some proofs alone."""
+    """Roots would be written over a lost node at the end, so the daemon does not start."""
     utxo = {"rollback_window": 8, "prune_depth": 8, "store": "mmr"}
     with home(tmp_path, utxo=utxo, http={"workers": 1, "listen": f"unix:{tmp_path}/http"}) as daemon:
         daemon.start()

@@ -88,7 +88,6 @@ def others(of: Output | Body) -> OtherFields:
 
 
 def test_a_store_of_several_chunks_and_values(tmp_path: Path) -> None:
-    """Bits pass from one chunk to the next and back again; values have the size that they have outside of tests."""
     with open_chain(tmp_path, store="mmr") as chain:
         first = block(None, *(tx(f"fund {n}", *(output("ann") for _ in range(500))) for n in range(5)))
         feed(chain, first)
@@ -109,7 +108,7 @@ def test_a_store_of_several_chunks_and_values(tmp_path: Path) -> None:
 
 
 def test_a_rollback_over_a_lost_node_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stays of the value at the cut has to be whole: the peaks are read from it."""
+    """The peaks are read from the value at the cut, so that value must be complete."""
     small_nodes(monkeypatch)
     blocks = list[BlockApplied]()
     for n in range(6):
@@ -131,7 +130,6 @@ def test_a_rollback_over_a_lost_node_changes_nothing(tmp_path: Path, monkeypatch
 
 
 def test_nodes_of_blocks_that_may_be_rolled_back_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also above unspendable outputs: a block that may be rolled back has all its nodes."""
     small_nodes(monkeypatch)
     with open_chain(tmp_path, store="mmr") as chain:
         feed(chain, block(None, tx("nothing", *(output("ann", 0, spendable=False) for _ in range(4)))))
@@ -142,7 +140,7 @@ def test_nodes_of_blocks_that_may_be_rolled_back_are_needed(tmp_path: Path, monk
 
 
 def test_a_proof_does_not_change_when_its_neighbour_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """UTXO-105: the proof of the last of four outputs is the same once the first two leaves have gone."""
+    """This is case UTXO-105: the first leaves of four are removed, and the proof of the last one stays the same."""
     small_nodes(monkeypatch, nodes=3)
     with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0) as chain:
         first = block(None, tx("four", *(output("ann", n) for n in range(4))))
@@ -164,7 +162,7 @@ def test_a_proof_does_not_change_when_its_neighbour_is_removed(tmp_path: Path, m
 
 
 def test_proofs_of_before_a_rolled_back_block_hold_again(tmp_path: Path) -> None:
-    """UTXO-106: a block appends five leaves and spends two older ones; without it root, size and bits are as before."""
+    """This is case UTXO-106: a block appends five leaves, spends two older ones and is rolled back."""
     with open_chain(tmp_path, store="mmr") as chain:
         first = block(None, tx("old", *(output("ann", n) for n in range(7))))
         feed(chain, first)
@@ -182,7 +180,6 @@ def test_proofs_of_before_a_rolled_back_block_hold_again(tmp_path: Path) -> None
 
 
 def test_large_dead_trees_are_removed_over_restarts(tmp_path: Path) -> None:
-    """Of 3,000 dead outputs the tops are left, though a turn looks at four values and a restart comes after each."""
     options = Options(store="mmr", prune_depth=0, rollback_window=0, may_prune=True)
     with open_chain(tmp_path, **options) as chain:
         last = feed_many(chain, 6)
@@ -205,7 +202,6 @@ def test_large_dead_trees_are_removed_over_restarts(tmp_path: Path) -> None:
 
 
 def test_nodes_removed_in_the_commit_that_wrote_them_leave_sound_pages(tmp_path: Path) -> None:
-    """A value that is made smaller in the same transaction has pages for its new size only."""
     with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0, may_prune=True) as chain:
         first = block(None, tx("many", *(output("ann") for _ in range(600))))
         second = block(first, tx("spend", output("bob"), spends=[at("many", n) for n in range(600)]))
@@ -215,7 +211,6 @@ def test_nodes_removed_in_the_commit_that_wrote_them_leave_sound_pages(tmp_path:
 
 
 def test_prune_removes_every_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`utxod prune` looks at every value of nodes, however few the outputs are that are left."""
     small_nodes(monkeypatch, nodes=3)
     windows = Options(store="mmr", rollback_window=0, prune_depth=0)
     utxo = {name: value for name, value in windows.items() if name != "store"}

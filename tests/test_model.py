@@ -185,7 +185,6 @@ class Scenario(RuleBasedStateMachine):
 
     @rule(share=st.integers(0, 8), by=st.sampled_from(("height", "hash")), uncommitted=st.booleans())
     def persist(self, share: int, by: str, uncommitted: bool) -> None:
-        """A block of ours is persisted, retained or not, and also while it waits for its commit."""
         ordinal = round(share / 8 * (len(self.model.moments) - 1))
         one = self.model.moments[ordinal].block
         if one is None:
@@ -224,7 +223,6 @@ class Scenario(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Start again. What waited was not acknowledged: it is lost, and nothing else."""
         MET.meet("a restart")
         MET.meet("a restart in a batch", self.model.committed < len(self.model.moments) - 1)
         self.model.crash()
@@ -289,7 +287,6 @@ class Scenario(RuleBasedStateMachine):
 
     @rule(share=st.integers(0, 4), renumbered=st.booleans())
     def deliver_again(self, share: int, renumbered: bool) -> None:
-        """A retained block is a duplicate, also while it waits, and whatever it says that it follows."""
         model, tip = self.model, self.chain.tip
         ordinal = round(share / 4 * (len(model.moments) - 2)) + 1
         if tip is None:
@@ -534,19 +531,8 @@ def test_a_sync_far_below_the_tip_ends_with_the_same_answers(seed: int, prune_de
         assert elided.view == direct.view
 
 
-def test_a_batch_partly_near_the_tip_keeps_its_undo(tmp_path: Path) -> None:
-    """One block within the windows is enough: the whole batch can be rolled back."""
-    first, second, third = chained([], [], [])
-    with open_chain(tmp_path, prune_depth=1, rollback_window=2) as chain:
-        for each, network_height in ((first, 10), (second, 10), (third, 5)):
-            assert chain.apply(each, network_height)
-        chain.commit()
-        assert chain.rollback(back_to(first))
-        assert chain.view.floor is None
-
-
 def test_heights_that_fall_do_not_change_the_depth(tmp_path: Path) -> None:
-    """The network's tip was reached already: what follows it is not far below, whatever its height is."""
+    """Once the tip of the network was reached, later blocks are not far below it, whatever their heights are."""
     network = 2**32 - 2
     first = block(None, height=network)
     others = [second := block(first, height=1), third := block(second, height=2), block(third, height=3)]

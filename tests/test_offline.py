@@ -125,7 +125,6 @@ def dead(disk: Disk) -> dict[str, int]:
 def test_pruning_rewrites_every_run_with_enough_obsolete_entries(
     merged: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It begins with the undo logs of the window, a few in each turn, and goes on until no run is left to rewrite."""
     monkeypatch.setattr("daemon.offline._STEPS", 1)
     monkeypatch.setattr("storage.history.merging.FANOUT", 1000)  # so all runs are of one level
     monkeypatch.setattr("storage.history.recent._LOADED", 1)

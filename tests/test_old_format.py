@@ -123,7 +123,6 @@ def test_so_is_every_other_format(old: Daemon, written: int) -> None:
 
 @pytest.mark.parametrize("command", ["run", "serve"])
 def test_a_service_does_not_start_on_it(old: Daemon, command: str) -> None:
-    """It says so before it listens; it is no damage, for which `verify` would be advised."""
     before = files(old)
     done = old.run(command)
     assert (done.returncode, reason(done)) == (3, f"{old.folder}/data/lmdb: {SENTENCE}")
@@ -131,7 +130,6 @@ def test_a_service_does_not_start_on_it(old: Daemon, command: str) -> None:
 
 
 def test_it_is_checked_for_damage_before(old: Daemon) -> None:
-    """A file that was cut off is damaged, whichever version wrote it."""
     path = old.folder / "data" / "lmdb"
     with pytest.raises(WrongFormat, match="written in format 1"):
         precheck(path, TABLES)

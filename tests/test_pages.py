@@ -78,13 +78,11 @@ class FedPage:
         return get(self.port, "/api/v1/status")[2]
 
     def look(self, page: str, width: int) -> Browser:
-        """Load a page, as if for the first time."""
         self.window.shape(width)
         self.window.go(self.url + page)
         return self.window
 
     def search(self, text: str) -> None:
-        """Search, and wait until what was found before is gone."""
         title = self.window.text("#found-title")
         self.window.write("#query", text, enter=True)
         until(lambda: self.window.text("#found-title") != title)

@@ -62,7 +62,6 @@ class Pool:
         self.evicted: list[bytes] = []  # since the last look
 
     def send(self, *events: Inbound) -> list[Ack | Error]:
-        """Let messages wait for one commit; return their answers."""
         numbered = [message(_numbered(event, n), self.sender) for n, event in enumerate(events)]
         committed = take(self.turns, *numbered)
         removed = [fact for fact in committed.facts if isinstance(fact, TxStatusChanged) and fact.status == "pruned"]
@@ -74,7 +73,6 @@ class Pool:
         return self.send(*(TxSubmitted(tx=tx, **parts) for tx in txs))
 
     def pending(self) -> list[bytes]:
-        """Return the unmined submissions, the oldest first; all reports of them must agree."""
         with self.utxo.disk.read() as txn:
             names = [name for _, name in self.store.pending.ordered(txn)]
             records = self.store.records(txn, names)
@@ -154,7 +152,7 @@ def test_a_refused_or_known_submission_evicts_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["frozen", "reassigned"])
 def test_an_operators_mark_is_not_lost(tmp_path: Path, how: str) -> None:
-    """Evicted and submitted again it would be gone. What it builds on stays with it."""
+    """A transaction that is evicted and submitted again loses its marks, so what has a mark is not evicted."""
     with open_pool(tmp_path, max_pending_count=3) as pool:
         accepted(pool.submit(pay("a"), pay("marked", at("a")), pay("b")), 0, 0, 0)
         pool.send(OutputsFrozen(outpoints=[at("marked")]))

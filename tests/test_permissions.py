@@ -206,7 +206,7 @@ def test_reports_are_accepted_from_the_feeder_and_operators() -> None:
 
 
 def test_only_the_feeder_reports_the_height_of_the_network(tmp_path: Path) -> None:
-    """Far behind the network nothing is pruned and no submission is too old: another client must not report it."""
+    """Far below that height nothing is pruned and no submission expires, so other clients must not set it."""
     lie = {"height": 4_000_000_000}
     with running(tmp_path) as daemon, daemon.client() as other, daemon.client() as feeder:
         assert other.hello(network_tip=lie)["network_tip_height"] == lie["height"]  # it may be about to feed

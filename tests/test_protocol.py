@@ -47,7 +47,7 @@ def test_welcome_has_the_chain_its_tip_and_points_of_it(tmp_path: Path, encoding
 
 
 def test_welcome_has_the_tip_after_the_last_messages_of_a_feeder_that_left(daemon: Daemon) -> None:
-    """Otherwise a new feeder would begin at a place that the daemon leaves a moment later."""
+    """Otherwise a new feeder would begin at a block that is no longer the tip."""
     parent, blocks = None, []
     for height in range(1, 61):
         outputs = [output("ann", n) for n in range(50)]

@@ -130,7 +130,7 @@ def test_a_cycle_runs_its_phases_in_order(tmp_path: Path) -> None:
 
 
 def test_parents_are_found_without_reading_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step looks at hundreds of pending transactions: were each of a mebibyte, blocks would wait for a second."""
+    """A step reads hundreds of pending transactions, which may have a mebibyte each."""
 
     def never(*_: object) -> Body:
         raise AssertionError("a body was read whole")

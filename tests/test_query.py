@@ -223,7 +223,6 @@ def test_answers_are_those_of_the_model(tmp_path: Path, seed: int, windows: Opti
 
 @pytest.mark.usefixtures("sizes")
 def test_answers_after_blocks_far_below_the_tip(tmp_path: Path) -> None:
-    """Outputs that are created and spent in a batch leave nothing; then blocks come as they do at the tip."""
     rng, model, total = Random(5), Model(), 0
     known = random_chain(rng, 40, repeats=False)
     with open_chain(tmp_path, prune_depth=5, rollback_window=5) as chain:
@@ -255,7 +254,6 @@ def test_keys_that_share_a_prefix_are_distinguished(tmp_path: Path, monkeypatch:
 
 @pytest.mark.usefixtures("sizes")
 def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
-    """Each list is what a look at all live outputs finds; hashes are derived where only the whole thing was given."""
     known, model = random_chain(Random(9), 40), Model()
     held = [(policy, bytes(length), 1) for policy in POLICIES for length in range(3)]
     rich = [output(name, assets=held[n::step]) for step in (1, 2, 5) for n, name in enumerate(("ann", "bob", "ann"))]
@@ -295,7 +293,6 @@ MANY = 30_000
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    """An address with many outputs; every third of them is spent, and a long stretch wholly."""
     with open_chain(tmp_path_factory.mktemp("crowd"), durable=False) as chain:
         made = [block(None, tx("0", *(output("ann", n) for n in range(MANY // 3))))]
         for number in (1, 2):
@@ -336,7 +333,7 @@ class Reads:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_page_reads_its_outputs_only(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    """The first one looks at one or two parts of the index; a later one by number passes over the parts before it."""
+    """The first page reads one or two parts of the index; a later one by number skips the parts before it."""
     values, last = LIVE if order == "asc" else LIVE[::-1], len(LIVE) // 25
     with query_of(crowd).snapshot() as shot:
         reads = Reads(shot, monkeypatch)
@@ -372,7 +369,6 @@ def test_a_cursor_continues_over_spent_entries(crowd: Chain, monkeypatch: pytest
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_spent_entries_are_scanned_once(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    """Another query, in any order and from any place, passes over them with one look at the index."""
     query, middle = query_of(crowd), len(LIVE) // 2
 
     def pages() -> list[int]:
@@ -441,7 +437,6 @@ def test_outputs_that_a_rollback_restores_are_found_again(tmp_path: Path) -> Non
 
 
 def test_a_cursor_of_another_list_or_branch_is_refused(tmp_path: Path) -> None:
-    """One from before the first block stays good, and one of a block that comes again is good again."""
     place, first = bytes(PLACE.size), block(None)
     second = block(first)
     with open_chain(tmp_path) as chain:
