@@ -22,6 +22,7 @@ from storage.history.output_keys import RULES
 NONE = -1  # in place of a spender
 READ = 500  # outputs that are read before others get a turn
 _RANGE = 1 << 16  # numbers that are examined together where no index is used
+_SPARSE = 100  # numbers for each output, from which on few outputs are stored together
 _KNOWN = 2000  # addresses of which it is known whether they match
 _OF_OWNER = frozenset({"address_hash", "payment_credential", "stake_credential"})
 
@@ -108,9 +109,9 @@ class Matches:
         number: int = PLACE.unpack(self._shot.read_cut(cursor, self._wanted.question, self._wanted.order))[0]
         return min(number, HIGHEST)
 
-    def cut_after(self, last: Row) -> str:
+    def cut_after(self, number: int) -> str:
         """Return the cursor that continues after an output."""
-        return self._shot.cut(PLACE.pack(last.number), self._wanted.question, self._wanted.order)
+        return self._shot.cut(PLACE.pack(number), self._wanted.question, self._wanted.order)
 
     def rows(self, parts: Iterable[Part], step: int = READ) -> Iterator[list[Row]]:
         """Yield the outputs that match of some numbers, in order and some at a time; a list may be empty.
@@ -233,7 +234,8 @@ class Matches:
         descending = len(numbers) > 1 and bool(numbers[0] > numbers[-1])
         if descending:
             numbers, spenders = numbers[::-1], spenders[::-1]
-        rows = list(self._rows(numbers, spenders))
+        sparse = int(numbers[-1] - numbers[0]) > len(numbers) * _SPARSE
+        rows = list((self._scattered if sparse else self._rows)(numbers, spenders))
         if len(rows) < len(numbers):
             there = {row.number for row in rows}
             lost = next(number for number in numbers.tolist() if number not in there)
@@ -262,6 +264,16 @@ class Matches:
             fields = (which.tolist(), outputs["value"].tolist(), outputs["address"].tolist(), bodies)
             for at, value, length, raw in zip(*fields, strict=True):
                 yield Row._make((*homes[at], value, raw[:length], raw[length:], by[at]))
+
+    def _scattered(self, numbers: Numbers, spenders: Numbers) -> Iterator[Row]:
+        """Yield the same where few of the outputs are stored together: reading them one by one is cheaper then."""
+        wanted, stored = numbers.tolist(), self._shot.stored
+        homes, bodies = stored.homes(wanted), stored.bodies(wanted)
+        for number, by in zip(wanted, spenders.tolist(), strict=True):
+            if (found := bodies.get(number)) is not None:
+                home = homes[number]
+                place = (number, home.txid.hex(), home.output, number - home.output, home.block)
+                yield Row._make((*place, found.value, found.address, found.extra, by))
 
     def _owned(self, rows: list[Row]) -> list[Row]:
         """Return outputs with the owners to whom they were reassigned."""

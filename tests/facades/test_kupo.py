@@ -11,15 +11,15 @@ from typing import Any
 import httpx
 import kupo_contract
 import pytest
-from chain_model import Coin, datum_of, match_of, point_of, scripts_of
+from chain_model import Coin, coins_of, datum_of, match_of, point_of, scripts_of
 from daemons import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from preview import CODEC, blocks, coins, feed, own_listener, served
+from preview import CODEC, before, blocks, coins, feed, own_listener, served
 from questions import Api, Web, short_folder
 
 from formats import bech32
-from handlers.events import Rollback, RollbackPoint
+from handlers.events import BlockApplied, GenesisOutputs, Output, Rollback, RollbackPoint, Tx
 from storage.indexes import payment_credential, stake_credential
 
 LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
@@ -285,16 +285,59 @@ def test_unchanged_answers_are_304(kupo: Api) -> None:
 
 def test_pages(kupo: Api) -> None:
     for flag in ("unspent", "spent", "order=oldest_first"):
-        everything, found, query = ask(kupo, f"/matches?{flag}"), list[Any](), ""
-        while True:
-            answer = kupo.ask(f"/kupo/matches?{flag}&limit=17{query}")
-            found += answer.json()
-            if "x-next-cursor" not in answer.headers:
-                break
-            assert len(answer.json()) == 17
-            query = f"&cursor={answer.headers['x-next-cursor']}"
-        assert found == everything and len(found) > 40
-    ask(kupo, f"/matches?unspent&limit=17{query}", 400)  # the cursor of another list
+        everything = ask(kupo, f"/matches?{flag}")
+        assert pages(kupo, f"{flag}&limit=17") == everything and len(everything) > 40
+        first = kupo.ask(f"/kupo/matches?{flag}&limit=17")
+        assert len(first.json()) == 17
+    cursor = first.headers["x-next-cursor"]
+    ask(kupo, f"/matches?unspent&limit=17&cursor={cursor}", 400)  # the cursor of another list
+
+
+def pages(api: Api, query: str) -> list[Any]:
+    """Return a list page by page."""
+    found, more = list[Any](), ""
+    while True:
+        answer = api.ask(f"/kupo/matches?{query}{more}")
+        found += answer.json()
+        if "x-next-cursor" not in answer.headers:
+            return found
+        more = f"&cursor={answer.headers['x-next-cursor']}"
+
+
+def test_pages_while_blocks_come_and_go() -> None:
+    """A page that was written at an earlier block is returned only if it is still the same."""
+    chain = blocks()
+    with short_folder() as folder, served(folder, before(), *chain[:40]) as api:
+        for block in [*chain[40:46], chain[43], *chain[44:48]]:
+            back = block is chain[43] and api.ask("/kupo/checkpoints").json()[0] != point_of(chain[42])
+            feed(api, Rollback(to=RollbackPoint(hash=block.hash)) if back else block)
+            live = api.ask("/kupo/matches?unspent").json()
+            assert pages(api, "unspent&limit=9") == live
+            assert pages(api, "unspent&limit=9&order=oldest_first") == live[::-1]
+            assert pages(api, f"unspent&limit={len(live)}") == live
+
+
+def test_outputs_far_from_each_other() -> None:
+    """They are read one by one, those next to each other together: the matches are the same, in either order."""
+    owner, other = b"\x60" + b"\x01" * 28, b"\x60" + b"\x02" * 28
+    datum = bytes.fromhex("d87980")
+    rich = Output(owner, 7, [(b"\x03" * 28, b"x", 5)], inline_datum=datum)
+    made, spent = list[BlockApplied](), list[Tx]()
+    for height in range(1, 7):
+        name = height.to_bytes(32, "big")
+        outputs = [Output(other, 1)] * 300 + [rich] + [Output(owner, height)] * (height % 2)
+        spent = [Tx(b"\x05" * 32, [((2).to_bytes(32, "little"), 300)], [Output(other, 7)])] if height == 5 else []
+        txs = [Tx(height.to_bytes(32, "little"), [], outputs), *spent]
+        before = made[-1].hash if made else None
+        made.append(BlockApplied(height=height, hash=name, slot=height * 20, prev_hash=before, txs=txs))
+    found = [coin for coin in coins_of(made, GenesisOutputs(outputs=[])).values() if coin.output.address == owner]
+    assert len(found) == 9 and sum(coin.spend is not None for coin in found) == 1
+    with short_folder() as folder, served(folder, *made) as api:
+        for query, kept in (("", found), ("unspent&", [coin for coin in found if not coin.spend])):
+            wanted = [match_of(coin, CODEC.write) for coin in kept]
+            path = f"/kupo/matches/{CODEC.write(owner)}?{query}order"
+            assert api.ask(f"{path}=oldest_first").json() == wanted
+            assert api.ask(f"{path}=most_recent_first").json() == wanted[::-1]
 
 
 def test_a_cursor_of_a_rolled_back_block_is_refused() -> None:

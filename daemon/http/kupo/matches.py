@@ -22,6 +22,7 @@ from handlers.cursors import BadCursor
 from handlers.matches import Matches, Part, Row, Spends, Wanted
 from handlers.query import Boundary, CursorGone, Snapshot
 from handlers.rendering import Written
+from storage.history.layout import Numbers
 
 _AT_ONCE = 500  # outputs of an answer that is not streamed
 _PIECE = 128 << 10  # bytes of a streamed answer that are sent together
@@ -96,11 +97,10 @@ class MatchesRoute:
             if not len(part[0]):
                 await self._turns.next()
                 shot.check_age()
-        everything = chain(first, parts)
         if requested.limit is not None:
-            kept = await self._page(shot, matches, everything, requested.limit, writer)
+            kept = await self._page(shot, matches, first, parts, requested.limit, writer, question)
         elif found > _AT_ONCE:
-            await self._stream(shot, matches, everything, writer, headers, send)
+            await self._stream(shot, matches, chain(first, parts), writer, headers, send)
             return None
         else:
             kept = _Kept(self._small(shot, matches, first, writer, question), [])
@@ -111,12 +111,9 @@ class MatchesRoute:
         self, shot: Snapshot, matches: Matches, parts: list[Part], writer: MatchWriter, question: _Question
     ) -> bytes:
         """Return all of a small answer; for unspent outputs it stays the same as long as they do."""
-        key = b""
-        if matches.live_only and b"resolve" not in question[1] and shot.owners.nothing_reassigned:
-            numbers = [part[0] for part in parts]
-            key = repr(question).encode() + np.concatenate([np.empty(0, np.int64), *numbers]).tobytes()
-            if (written := self._written.find(key)) is not None:
-                return written
+        key = _key(shot, matches, question, _numbers(parts))
+        if key and (written := self._written.find(key)) is not None:
+            return written
         texts = [text for rows in matches.rows(parts) for text in writer.texts(rows)]
         written = f"[{','.join(texts)}]".encode()
         if key:
@@ -124,18 +121,34 @@ class MatchesRoute:
         return written
 
     async def _page(
-        self, shot: Snapshot, matches: Matches, parts: Iterator[Part], limit: int, writer: MatchWriter
+        self,
+        shot: Snapshot,
+        matches: Matches,
+        first: list[Part],
+        rest: Iterator[Part],
+        limit: int,
+        writer: MatchWriter,
+        question: _Question,
     ) -> _Kept:
-        found = list[Row]()
-        for rows in matches.rows(parts, min(limit + 1, _AT_ONCE)):
-            found += rows
-            if len(found) > limit:
-                break
-            await self._turns.next()
-            shot.check_age()
-        body = f"[{','.join(writer.texts(found[:limit]))}]".encode()
-        more = [(b"x-next-cursor", matches.cut_after(found[limit - 1]).encode())] if len(found) > limit else []
-        return _Kept(body, more)
+        """Return a page; for unspent outputs it stays the same as long as they do, and one follows or none."""
+        numbers = _numbers(first)[: limit + 1]
+        key = _key(shot, matches, question, numbers)
+        if not key or (written := self._written.find(key)) is None:
+            found = list[Row]()
+            for rows in matches.rows(chain(first, rest), min(limit + 1, _AT_ONCE)):
+                found += rows
+                if len(found) > limit:
+                    break
+                await self._turns.next()
+                shot.check_age()
+            written = f"[{','.join(writer.texts(found[:limit]))}]".encode()
+            read = np.array([row.number for row in found[: limit + 1]], np.int64)
+            if key and np.array_equal(read, numbers):
+                self._written.keep(key, written)
+            numbers = read
+        if len(numbers) <= limit:
+            return _Kept(written, [])
+        return _Kept(written, [(b"x-next-cursor", matches.cut_after(int(numbers[limit - 1])).encode())])
 
     async def _stream(
         self,
@@ -176,6 +189,17 @@ class MatchesRoute:
             self._answers, self._left = {}, _CACHE_BYTES
         else:
             self._answers[question] = kept
+
+
+def _numbers(parts: list[Part]) -> Numbers:
+    return np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in parts)])
+
+
+def _key(shot: Snapshot, matches: Matches, question: _Question, numbers: Numbers) -> bytes:
+    """Return the key of a list of unspent outputs, which look the same until a rollback; nothing for other lists."""
+    if matches.live_only and b"resolve" not in question[1] and shot.owners.nothing_reassigned:
+        return repr(question).encode() + numbers.tobytes()
+    return b""
 
 
 def _request(shot: Snapshot, text: str, query: bytes) -> tuple[Parameters, Wanted]:
