@@ -73,7 +73,7 @@ COVERED = {  # by tests of other files
         (54, 60), "feeds/test_bitcoin_rpc_daemon.py::test_a_feed_up_to_a_height_continues_after_a_reorganisation"
     ),
     56: "test_chain_messages.py::test_blocks_that_do_not_extend_the_tip",
-    61: "test_kill.py::test_kills_at_random_moments",
+    61: "test_kill.py::test_a_kill_in_all_work_of_the_store",
     62: "test_backup.py::test_a_restored_store_is_the_same_and_feeding_continues",
     63: "test_chain.py::test_answers_come_in_the_order_of_the_messages",
 }
