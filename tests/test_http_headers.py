@@ -113,14 +113,6 @@ def test_pages_keep_their_policy(fed_api: Api) -> None:
         assert answer.headers["content-type"].startswith("text/html")
 
 
-def test_a_client_without_a_token_gets_the_same_headers() -> None:
-    with short_folder() as folder, running_api(folder, http={"token": "a long text"}) as api:
-        api.web.ask("/health/live")
-        refused = ask(api, "/api/v1/tip")
-        assert (refused.status, refused.error()) == (401, "unauthorized")
-        check(refused, stored=False)
-
-
 def test_a_tag_identifies_one_body_and_one_tip() -> None:
     story: list[Message] = [FIRST, WAITS, SECOND, back_to(FIRST), OTHER, back_to(FIRST), SECOND, block(SECOND)]
     story[2:2] = [{"type": "TxLocked", "txids": [digest("tx", "waits")]}]

@@ -120,7 +120,7 @@ def test_a_token_is_required() -> None:
             for printed in wrong[n % 3 :: 3]:
                 answer = asking.ask(path, **({"Authorization": printed} if printed else {}))
                 failure(answer, 401, "unauthorized")
-                assert answer.headers["www-authenticate"] == "Bearer"
+                assert answer.headers["www-authenticate"] == "Bearer" and answer.headers["cache-control"] == "no-store"
                 assert not set(TIP) & set(answer.headers)  # a stranger learns nothing
         for path in ("/health/live", "/docs", "/"):
             assert asking.ask(path).status_code == 200
@@ -129,6 +129,8 @@ def test_a_token_is_required() -> None:
         failure(asking.ask("/nothing", **shown), 404, "unknown_path")
         assert asking.ask("/health/ready").status_code in (200, 503)
         assert TOKEN not in asking.daemon.log_text()
+        counted = 'utxod_query_seconds_count{route="unmatched",status="401"}'
+        until(lambda: counted in asking.ask("/metrics", **shown).text, why="it is not counted")
 
 
 def test_a_daemon_without_a_store_requires_its_token_too() -> None:

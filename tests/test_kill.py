@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from chains import dump
-from daemons import PATIENCE_S, ROOT, Daemon, Message, background, encoded, home, running, utxod
+from daemons import PATIENCE_S, ROOT, Daemon, Message, background, encoded, home, running
 from faults import WORK
 from patience import until
 from scenarios import LiveSet, back_to, block, digest, expected, output, tx
@@ -19,7 +19,7 @@ from config.load import load
 from daemon.inspect import export
 from daemon.store import leaf_writer, open_disk
 from storage.history.integrity import KINDS
-from storage.history.runs import Index, manifest
+from storage.history.runs import manifest
 from storage.history.store import HistoryStore
 from storage.history.verify import verify
 from storage.indexes import NAMES
@@ -140,23 +140,6 @@ def test_a_kill_in_all_work_of_the_store(tmp_path: Path) -> None:
             victim.die_in(f"{place(storage.history.merging, '_turn', times)}:{kind}")
         assert victim.merges_left > 5
         assert_as_if_unharmed(victim, tmp_path / "never", utxo=tables, **settings)
-        daemon.configure(utxo=tables | {"index": EVERY_INDEX | {"history": True}}, **settings)
-        kill_reindex(daemon)
-
-
-def kill_reindex(daemon: Daemon) -> None:
-    before = answers(daemon)
-    works: list[tuple[type | ModuleType, str, int]] = [(Index, "drop", 1), (HistoryStore, "put_indexes", 2)]
-    works += [(Index, "add", 1), (storage.history.merging, "_turn", 7), (Index, "collect", 1)]
-    works += [(storage.history.reindex, "_add_touches", 1)]
-    for owner, method, times in works:
-        where = place(owner, method, times)
-        ended = utxod("reindex", "--config", daemon.config, FIRST=SMALL["FIRST"], DIE_IN=where)
-        assert ended.returncode == 1 and b"SIGKILL" in ended.stderr, (method, ended.stderr)
-        with open_disk(load(daemon.config, {}), readonly=True) as disk:
-            assert verify(disk, quick=True) == []
-    assert daemon.run("reindex").returncode == 0
-    assert answers(daemon) == before
 
 
 def place(owner: type | ModuleType, method: str, times: int) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 import storage.history.history
 import storage.history.merging
-import storage.history.reindex
 import storage.history.runs
 import storage.history.values
 
@@ -25,10 +24,6 @@ storage.history.merging.FANOUT = 3
 storage.history.merging._REWRITTEN = 1
 storage.history.values.VALUE_BYTES = 1500  # type: ignore[attr-defined]
 storage.history.history.LEAST_MERGED = 20
-storage.history.reindex._VALUES = 5
-storage.history.reindex._ENTRIES = 50
-storage.history.reindex._BLOCKS = 20
-storage.history.reindex._COLLECTED = 10
 
 
 def _is_of(kind: str, index: Any = None, txn: Any = None, merge: Any = None, *_: Any) -> bool:
