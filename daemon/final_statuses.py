@@ -16,7 +16,7 @@ from handlers.change_log import ChangeLog
 from handlers.events import TxStatusChanged
 from handlers.wakeup import Wakeup
 from storage.errors import StoreFull
-from storage.recovery.rows import Status, StoreAway
+from storage.recovery.rows import StoreAway
 from storage.recovery.tables import Storage
 
 log = structlog.get_logger("recovery")
@@ -39,8 +39,7 @@ class FinalStatusReporter:
     ) -> None:
         """Take the tables, the log, how it is published, the way to the writer's thread, and the height of the tip."""
         self._storage, self._changes, self._publish, self._writer, self._tip = storage, changes, publish, writer, tip
-        self._logged: set[tuple[bytes, Status]] = set()  # the log has them, or will with the next write
-        self._first = True  # an earlier process may have published rows that are still marked
+        self._interrupted = True  # the log may have rows that are still marked, of an earlier process or attempt
         self._wakeup = Wakeup()
 
     def notify(self) -> None:
@@ -67,20 +66,28 @@ class FinalStatusReporter:
         Raises:
             StoreAway, StoreFull: it has to be tried again.
         """
+        await self._write()
         rows = await self._storage.unpublished(_ROWS)
-        if self._first:
-            await self._check_logged(rows)
-        new = [row for row in rows if row not in self._logged]
+        if not rows:
+            self._interrupted = False
+            return False
+        new, interrupted = rows, self._interrupted
+        if interrupted:
+            logged = await to_thread.run_sync(self._changes.last_statuses, dict(rows), limiter=self._writer)
+            new = [(txid, status) for txid, status in rows if logged.get(txid) != status]
+            log.info("recovery_told_late", transactions=len(new))
+        self._interrupted = True
         self._changes.append_later(TxStatusChanged(txid=txid, status=each, height=self._tip()) for txid, each in new)
-        self._logged.update(new)
-        if new:
-            await anyio.sleep(_WITHIN_S)
+        await anyio.sleep(_WITHIN_S if new else 0)
+        await self._write()
+        await self._storage.mark_published(rows)
+        self._interrupted = interrupted  # until there are no marks
+        return True
+
+    async def _write(self) -> None:
         if self._changes.waiting:
             await to_thread.run_sync(self._changes.write, lambda _: None, limiter=self._writer)
         self._publish()
-        await self._storage.mark_published(rows)
-        self._logged.difference_update(rows)
-        return bool(rows)
 
     async def finish(self) -> None:
         """Report what is left before the daemon stops, if that is possible now."""
@@ -88,12 +95,3 @@ class FinalStatusReporter:
             await self.report()
         except (StoreFull, StoreAway) as error:
             log.warning("recovery_not_told", why=str(error))
-
-    async def _check_logged(self, rows: list[tuple[bytes, Status]]) -> None:
-        """Find out which rows that an earlier process has marked are in the log already."""
-        if not rows:
-            self._first = False
-            return
-        logged = await to_thread.run_sync(self._changes.last_statuses, dict(rows), limiter=self._writer)
-        self._logged.update((txid, status) for txid, status in rows if logged.get(txid) == status)
-        log.info("recovery_told_late", transactions=sum(logged.get(txid) != status for txid, status in rows))

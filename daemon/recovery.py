@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 import anyio
@@ -31,7 +32,7 @@ from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler
 from handlers.recovery.own import InTurn
 from handlers.recovery.records import Mined, Pending, Records, State, Unknown
-from handlers.recovery.survey import Survey
+from handlers.recovery.survey import survey
 from handlers.transactions import TxView
 from handlers.utxo import Turns
 from storage.errors import PackageMissing
@@ -164,7 +165,7 @@ async def recover_along(
         changes,
         store,
         turn,
-        Survey(storage, records, store, turn, settings),
+        partial(survey, storage, records, store, turn, settings),
         settings,
         wait_for_facts=hub.bus.wakeup(TxStatusChanged, BlockCommitted, RolledBack).wait,
         decides=lambda: alone or caught_up(0),
@@ -213,14 +214,11 @@ def _node(settings: Recovery) -> list[NodeFinality]:
 
 async def _opened(storage: Storage) -> None:
     """Wait for the database; the chain does not."""
-    logged = False
-    while True:
+    for attempt in count():
         try:
             await storage.open()
+            break
         except StoreAway as error:
-            if not logged:
+            if attempt == 0:
                 log.error("recovery_store_away", error=str(error))
-            logged = True
             await anyio.sleep(_AWAY_S)
-        else:
-            return

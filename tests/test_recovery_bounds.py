@@ -18,7 +18,7 @@ from test_recovery_daemon import output_of
 import handlers.recovery.chores
 from handlers.recovery.chores import forget
 from handlers.recovery.records import Pending, State, Unknown, Waiting
-from handlers.recovery.survey import Survey
+from handlers.recovery.survey import survey
 from storage.recovery.rows import FINAL
 from storage.recovery.tables import Storage
 
@@ -103,8 +103,8 @@ async def test_a_survey_keeps_some_rows_of_unknown_transactions(lab: Lab) -> Non
 
     async with lab.storage(reporter="me") as storage:
         await storage.add([tx(n) for n in range(1, 30)], 30.0)
-        survey = Survey(storage, cast("Any", NoRecords()), "ours", cast("Any", turn), quick(max_final_count=5))
-        await survey(decides=False)
+        few = quick(max_final_count=5)
+        await survey(storage, cast("Any", NoRecords()), "ours", cast("Any", turn), few, decides=False)
         assert (await storage.counts()).by_status["orphan"] == 24
         assert {row.id for row in await storage.rows("pending", 99)} == {tx(n) for n in range(6)}
         assert {status for _, status in await storage.unpublished(99)} == {"orphan"}

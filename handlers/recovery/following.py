@@ -20,7 +20,7 @@ from config.settings import Recovery
 from handlers.change_log import ChangeLog, Gone, NotYet, read
 from handlers.events import BlockCommitted, Fact, RolledBack, TxStatusChanged
 from handlers.recovery.records import CONFLICTING, Turn
-from handlers.recovery.survey import GIVEN_UP, HAS_IT, WAITS, Survey
+from handlers.recovery.survey import GIVEN_UP, HAS_IT, WAITS
 from handlers.states import BY_FACT
 from storage.change_log import read_row
 from storage.recovery.rows import FINAL, Cursor, Status, StoreAway
@@ -75,7 +75,7 @@ class Follower:
         changes: ChangeLog,
         store: str,
         turn: Turn,
-        survey: Survey,
+        survey: Callable[..., Awaitable[None]],
         settings: Recovery,
         *,
         wait_for_facts: Callable[[], Awaitable[None]],

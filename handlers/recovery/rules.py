@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 from config.settings import Recovery
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
-from storage.recovery.rows import Claim, Settlement, Status
+from storage.recovery.rows import Claim, Settlement
 
 NEVER_ARRIVED = "it never reached the chain"
 _BUSY_CAP_S = 60.0
@@ -24,44 +25,35 @@ def pause(times: int, base_s: float, cap_s: float, dice: Dice) -> float:
 
 def settle(claim: Claim, outcome: Outcome, settings: Recovery, dice: Dice, *, timed_out: bool = False) -> Settlement:
     """Return what is written for an outcome."""
-    kind = "timeout" if timed_out else type(outcome).__name__.lower()
-
-    def again(
-        delay_s: float, error: str, *, attempt: bool = True, failed: bool = False, not_found: bool = False
-    ) -> Settlement:
-        return Settlement(claim, "pending", kind, delay_s, None, error, attempt, failed, not_found)
-
-    def final(status: Status, message: str | None, error: str | None = None) -> Settlement:
-        ends = {"failed": status == "dead", "not_found": status == "orphan"}
-        return Settlement(claim, status, kind, 0.0, message, error, **ends)
-
+    is_now = partial(Settlement, claim, outcome="timeout" if timed_out else type(outcome).__name__.lower())
     match outcome:
         case Valid(message):
-            return final("confirmed", message)
+            return is_now("confirmed", message=message)
         case Invalid(reason):
-            return final("deleted", reason)
+            return is_now("deleted", message=reason)
         case Busy(reason, patience_s):
             cap_s = min(settings.retry_cap, max(_BUSY_CAP_S, settings.scan_interval))
-            return again(patience_s + pause(claim.attempts, settings.scan_interval, cap_s, dice), reason)
-        case NotFound(caught_up, reason, patience_s):
-            if not caught_up:
-                error = f"{reason}, but the source has not caught up with the chain"
-                delay_s = patience_s + pause(0, settings.retry_base, settings.retry_cap, dice)
-                return again(delay_s, error, attempt=False)
-            if given_up(claim, settings):
-                return final("orphan", NEVER_ARRIVED, reason)
+            delay_s = patience_s + pause(claim.attempts, settings.scan_interval, cap_s, dice)
+            return is_now("pending", delay_s=delay_s, error=reason)
+        case NotFound(False, reason, patience_s):
+            error = f"{reason}, but the source has not caught up with the chain"
+            delay_s = patience_s + pause(0, settings.retry_base, settings.retry_cap, dice)
+            return is_now("pending", delay_s=delay_s, error=error, attempt=False)
+        case NotFound(_, reason) if given_up(claim, settings):
+            return is_now("orphan", message=NEVER_ARRIVED, error=reason, not_found=True)
+        case NotFound(_, reason, patience_s):
             cap_s = min(settings.retry_cap, settings.not_found_grace_period / _ATTEMPTS_IN_GRACE or settings.retry_cap)
             delay_s = max(min(patience_s, cap_s), pause(claim.not_found, settings.scan_interval, cap_s, dice))
-            return again(delay_s, reason, not_found=True)
-        case Transient(error, counts):
-            if not counts:
-                return again(pause(0, settings.retry_base, settings.retry_cap, dice), error, attempt=False)
-            if claim.failures + 1 >= settings.max_attempts:
-                return final("dead", None, error)
+            return is_now("pending", delay_s=delay_s, error=reason, not_found=True)
+        case Transient(error, False):
+            delay_s = pause(0, settings.retry_base, settings.retry_cap, dice)
+            return is_now("pending", delay_s=delay_s, error=error, attempt=False)
+        case Transient(error) if claim.failures + 1 < settings.max_attempts:
             base_s = settings.attempt_timeout if timed_out else settings.retry_base
-            return again(pause(claim.failures, base_s, settings.retry_cap, dice), error, failed=True)
-        case Permanent(error):
-            return final("dead", None, error)
+            delay_s = pause(claim.failures, base_s, settings.retry_cap, dice)
+            return is_now("pending", delay_s=delay_s, error=error, failed=True)
+        case Transient(error) | Permanent(error):
+            return is_now("dead", error=error, failed=True)
         case _:
             assert_never(outcome)
 

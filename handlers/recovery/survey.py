@@ -12,7 +12,7 @@ from functools import partial
 
 from config.settings import Recovery
 from handlers.recovery.records import CONFLICTING, Conflicting, Mined, Pending, Records, Turn, Unknown, walk
-from storage.recovery.rows import Place, Recovering, Status
+from storage.recovery.rows import Place, Status
 from storage.recovery.tables import Storage
 
 _ROWS = 2000
@@ -23,51 +23,38 @@ TOO_MANY = "the daemon does not have it, and more than recovery.max_final_count 
 GIVEN_UP: tuple[Status, ...] = ("deleted", "orphan", "dead")
 
 
-class Survey:
-    """Compares everything once."""
+async def survey(
+    storage: Storage, records: Records, store: str, turn: Turn, settings: Recovery, *, decides: bool
+) -> None:
+    """Make rows of what waits, and settle rows that are behind the chain of `store`.
 
-    def __init__(self, storage: Storage, records: Records, store: str, turn: Turn, settings: Recovery) -> None:
-        """Take both sides; `store` is the name of this daemon's store in the tables."""
-        self._storage, self._records, self._store, self._turn, self._settings = storage, records, store, turn, settings
-
-    async def __call__(self, *, decides: bool) -> None:
-        """Make rows of what waits, and settle rows that are behind the chain.
-
-        Final rows are compared with the chain only if that `decides` about them.
-        """
-        waiting = await walk(self._turn, self._records.waiting)
-        for part in _parts([txid for txid, kind in waiting if kind == "whole"]):
-            await self._storage.add(part, self._settings.ttl)
-        if decides:
-            unmined = [txid for txid, kind in waiting if kind != "half-made"]
-            shallow = await walk(self._turn, partial(self._records.shallow, self._settings.confirmations))
-            for part in _parts([*unmined, *shallow]):
-                await self._storage.reopen(part, NOT_DEEP, ("confirmed",))
-        self._spare = self._settings.max_final_count or sys.maxsize
-        for status in (*GIVEN_UP, "pending") if decides else ("pending",):
-            place: Place | None = None
-            while rows := await self._storage.rows(status, _ROWS, after=place):
-                place = rows[-1].place
-                await self._compare(rows)
-
-    async def _compare(self, rows: list[Recovering]) -> None:
-        """Correct rows of one status that is not `confirmed`.
-
-        Of the pending rows whose transactions the daemon does not have, only some stay pending. A row that was deleted
-        for another reason than a conflict was given up by an operator.
-        """
-        states = await self._turn(partial(self._records.states, [row.id for row in rows]))
-        found = list(zip(rows, states, strict=True))
-        mined = {row.id: state.height for row, state in found if isinstance(state, Mined)}
-        await self._storage.reopen(mined, HAS_IT, GIVEN_UP)
-        await self._storage.mine(self._store, mined)
-        won = [row.id for row, state in found if isinstance(state, Pending) and row.message == CONFLICTING]
-        await self._storage.reopen(won, WAITS, ("deleted",))
-        lost = [row.id for row, state in found if isinstance(state, Conflicting)]
-        await self._storage.conclude(lost, "deleted", CONFLICTING)
-        unknown = [row.id for row, state in found if isinstance(state, Unknown) and row.status == "pending"]
-        await self._storage.conclude(unknown[self._spare :], "orphan", TOO_MANY)
-        self._spare = max(self._spare - len(unknown), 0)
+    Final rows are compared with the chain only if that `decides` about them. Of the pending rows whose transactions the
+    daemon does not have, only some stay pending. A row that was deleted for another reason than a conflict was given up
+    by an operator.
+    """
+    waiting = await walk(turn, records.waiting)
+    for part in _parts([txid for txid, kind in waiting if kind == "whole"]):
+        await storage.add(part, settings.ttl)
+    if decides:
+        unmined = [txid for txid, kind in waiting if kind != "half-made"]
+        for part in _parts(unmined + await walk(turn, partial(records.shallow, settings.confirmations))):
+            await storage.reopen(part, NOT_DEEP, ("confirmed",))
+    spare = settings.max_final_count or sys.maxsize
+    for status in (*GIVEN_UP, "pending") if decides else ("pending",):
+        place: Place | None = None
+        while rows := await storage.rows(status, _ROWS, after=place):
+            place = rows[-1].place
+            found = list(zip(rows, await turn(partial(records.states, [row.id for row in rows])), strict=True))
+            mined = {row.id: state.height for row, state in found if isinstance(state, Mined)}
+            await storage.reopen(mined, HAS_IT, GIVEN_UP)
+            await storage.mine(store, mined)
+            won = [row.id for row, state in found if isinstance(state, Pending) and row.message == CONFLICTING]
+            await storage.reopen(won, WAITS, ("deleted",))
+            lost = [row.id for row, state in found if isinstance(state, Conflicting)]
+            await storage.conclude(lost, "deleted", CONFLICTING)
+            unknown = [row.id for row, state in found if isinstance(state, Unknown) and status == "pending"]
+            await storage.conclude(unknown[spare:], "orphan", TOO_MANY)
+            spare = max(spare - len(unknown), 0)
 
 
 def _parts(txids: list[bytes]) -> Iterator[list[bytes]]:
