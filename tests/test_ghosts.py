@@ -165,7 +165,7 @@ def test_a_rollback_writes_no_records_and_the_same_blocks_leave_nothing(local: L
     assert audit(local.transactions) == Audited([], [])
 
 
-def test_a_rival_of_a_parent_takes_all_that_builds_on_it(local: LocalStore) -> None:
+def test_a_double_spend_of_a_parent_makes_its_descendants_conflicting(local: LocalStore) -> None:
     local.chain.rollback(back_to(ONE))
     feed(local.chain, block(ONE, tx("rival", PAY, spends=[at("coin")])))
     with local.disk.read() as txn:

@@ -90,7 +90,7 @@ def test_free_pages_between_small_blocks_go_back() -> None:
     assert left < 10 * MIB
 
 
-def test_the_daemon_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_daemon_keeps_its_heap_small_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class Announced(Exception):
         pass
 

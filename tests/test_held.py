@@ -61,7 +61,7 @@ def test_a_large_value_is_not_kept() -> None:
     assert len(held) == 0 and held.find(0) is None
 
 
-def test_a_checksum_is_computed_once_and_never_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checksum_is_computed_once_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = list[bytes]()
 
     def counted(value: bytes) -> bool:

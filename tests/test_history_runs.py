@@ -42,7 +42,7 @@ def chain_of(length: int, width: int) -> Sequence[BlockApplied]:
     return blocks
 
 
-def test_values_of_which_little_is_left_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_values_with_few_records_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("storage.history.values.VALUE_BYTES", 4 * TX_RECORD.itemsize + HEAD_BYTES)
     records, live = np.zeros(40, TX_RECORD), Bits()
     records["number"] = np.arange(40)

@@ -284,7 +284,7 @@ REFUSED: list[tuple[str, int, str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "status", "code", "named"), REFUSED, ids=lambda each: str(each)[:40])
-def test_questions_that_are_refused(fed_api: Api, path: str, status: int, code: str, named: str) -> None:
+def test_requests_that_are_refused(fed_api: Api, path: str, status: int, code: str, named: str) -> None:
     for headers in ({}, {"If-None-Match": fed_api.ask("/api/v1/tip").headers["etag"]}):
         answer = fed_api.ask(f"/api/v1/{path}", **headers)
         failure(answer, status, code, named)

@@ -166,7 +166,7 @@ QUESTIONS = [(label, GenerationMode.POSITIVE) for label in OPERATIONS] + [
 
 
 @pytest.mark.parametrize(("label", "mode"), QUESTIONS)
-def test_no_question_breaks_a_route(web: Web, label: str, mode: GenerationMode) -> None:
+def test_answers_to_generated_requests_match_the_document(web: Web, label: str, mode: GenerationMode) -> None:
     operation, met = OPERATIONS[label], Counter[int]()
 
     @settings(max_examples=20, deadline=None, database=None, suppress_health_check=[*HealthCheck])

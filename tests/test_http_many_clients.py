@@ -58,7 +58,7 @@ def half_open(port: int | Path, processes: int, each: int) -> Iterator[None]:
             one.stdin.close()
 
 
-def test_1600_half_open_connections_do_not_keep_health_away() -> None:
+def test_health_is_answered_beside_1600_half_open_connections() -> None:
     with short_folder() as folder, serving(folder) as server:
         worker = server.worker
         with half_open(server.where, 4, 400):
@@ -93,7 +93,7 @@ def test_without_descriptors_there_are_fewer_connections() -> None:
             serve.wait(PATIENCE_S)
 
 
-def test_an_address_may_have_its_share_and_no_more() -> None:
+def test_the_connections_of_one_address_are_limited() -> None:
     with (
         short_folder() as folder,
         serving(folder, max_connections_per_address=5) as server,
@@ -107,7 +107,7 @@ def test_an_address_may_have_its_share_and_no_more() -> None:
             assert one.answer().status == 200
 
 
-def test_expensive_questions_do_not_keep_health_away() -> None:
+def test_health_is_answered_beside_expensive_requests() -> None:
     record = f"/api/v1/txs/{digest('tx', 'large').hex()}"
     paths = [
         record,

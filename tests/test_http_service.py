@@ -233,7 +233,7 @@ def test_serve_without_a_store_reports_what_is_wrong(tmp_path: Path) -> None:
         until(lambda: "http_worker_ended" in (tmp_path / "serve.log").read_text(), why="it does not say")
 
 
-def test_leaving_frees_the_port_and_takes_the_workers_along(tmp_path: Path) -> None:
+def test_a_stopped_daemon_frees_the_port_and_ends_its_workers(tmp_path: Path) -> None:
     port = free_port()
     with home(tmp_path, http=http(port, workers=2)) as daemon:
         for _ in range(2):
@@ -251,7 +251,7 @@ def test_leaving_frees_the_port_and_takes_the_workers_along(tmp_path: Path) -> N
         assert daemon.events()[-1] == "stopped"
 
 
-def test_a_killed_daemon_takes_its_workers_along_and_the_next_serves_at_once(tmp_path: Path) -> None:
+def test_workers_end_with_a_killed_daemon_and_the_next_one_serves_at_once(tmp_path: Path) -> None:
     port = free_port()
     with home(tmp_path, http=http(port)) as daemon:
         for height in range(2):

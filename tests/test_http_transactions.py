@@ -270,7 +270,7 @@ def test_a_blob_store_that_is_away() -> None:
         failure(api.ask(path("big", "/raw")), 404, "no_bytes")
 
 
-def test_a_tag_changes_with_the_record_though_the_tip_stays() -> None:
+def test_the_etag_changes_with_the_record_at_an_unchanged_tip() -> None:
     steps = [
         message_about("TxLocked", "a"),
         message_about("TxUnlocked", "a"),

@@ -184,7 +184,7 @@ def ask(client: Client, message: Message) -> Message:
     return answer
 
 
-def test_a_daemon_takes_and_refuses_long_submissions(daemon: Daemon) -> None:
+def test_a_daemon_accepts_and_refuses_long_submissions(daemon: Daemon) -> None:
     parent = {"txid": digest("parent"), "outputs": [{"address": b"\x51", "value": 9}]}
     long = {"txid": digest("long"), "outputs": [{"address": bytes(LONG), "value": 1}]}  # long, but one commit
     bad, _ = next(broken())

@@ -43,7 +43,7 @@ def test_too_few_descriptors_are_refused_at_the_start(tmp_path: Path) -> None:
 
 
 @only_root
-def test_one_user_cannot_keep_the_others_away() -> None:
+def test_the_connections_of_one_user_are_limited() -> None:
     with TemporaryDirectory() as name, home(Path(name)) as daemon, ExitStack() as stack:
         with descriptors(64 + 32):  # 32 clients, half of them of one user
             daemon.start()

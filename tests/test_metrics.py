@@ -218,7 +218,7 @@ def test_queries_are_counted_by_route_and_status(folder: Path) -> None:
             assert {again[name] for name in counts} == {4} and again["utxod_http_workers"] == 2
 
 
-def test_counts_of_a_killed_worker_go_on_in_its_successor(folder: Path) -> None:
+def test_a_new_worker_continues_the_counts_of_a_killed_one(folder: Path) -> None:
     with running_api(folder, http=TWO) as api:
         name = "utxod_query_seconds_count{route=/api/v1/tip,status=404}"
         for _ in range(10):
@@ -285,7 +285,7 @@ def test_a_daemon_runs_without_a_folder_for_its_metrics(folder: Path) -> None:
         assert daemon.term() == 0
 
 
-def test_a_full_disk_costs_only_the_metrics() -> None:
+def test_a_full_disk_stops_only_the_metrics() -> None:
     descriptor = os.open("/dev/full", os.O_RDWR)
     file = MetricsFile(descriptor)
     for _ in range(3):

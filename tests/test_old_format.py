@@ -98,7 +98,7 @@ def test_every_command_is_known_here() -> None:
     assert {*main.list_commands(click.Context(main))} == {*OPENING} | OTHERS
 
 
-def test_every_command_refuses_it(old: Daemon) -> None:
+def test_every_command_refuses_an_old_store(old: Daemon) -> None:
     before = files(old)
     for command, variants in OPENING.items():
         for options in variants:
@@ -109,7 +109,7 @@ def test_every_command_refuses_it(old: Daemon) -> None:
 
 
 @pytest.mark.parametrize("written", [2, 3, 4, 6])
-def test_so_is_every_other_format(old: Daemon, written: int) -> None:
+def test_every_other_format_is_refused(old: Daemon, written: int) -> None:
     with lmdb.open(str(old.folder / "data" / "lmdb"), max_dbs=20) as env, env.begin(write=True) as txn:
         txn.put(b"format", written.to_bytes(4, "big"), db=env.open_db(b"utxo_meta", txn))
     before, sentence = files(old), SENTENCE.replace("in format 1", f"in format {written}")
@@ -122,14 +122,14 @@ def test_so_is_every_other_format(old: Daemon, written: int) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "serve"])
-def test_a_service_does_not_start_on_it(old: Daemon, command: str) -> None:
+def test_a_service_does_not_start_on_an_old_store(old: Daemon, command: str) -> None:
     before = files(old)
     done = old.run(command)
     assert (done.returncode, reason(done)) == (3, f"{old.folder}/data/lmdb: {SENTENCE}")
     assert files(old) == before and not old.socket.exists() and not (old.folder / "http").exists()
 
 
-def test_it_is_checked_for_damage_before(old: Daemon) -> None:
+def test_damage_is_reported_before_the_format(old: Daemon) -> None:
     path = old.folder / "data" / "lmdb"
     with pytest.raises(WrongFormat, match="written in format 1"):
         precheck(path, TABLES)

@@ -82,7 +82,7 @@ async def until(true: Callable[[], object]) -> None:
         await anyio.sleep(0.005)
 
 
-def test_who_leaves_most_is_cut_off_when_all_leave_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_with_most_unread_bytes_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "_PATIENCE_S", 0.1)
 
     async def test(peers: Peers) -> None:

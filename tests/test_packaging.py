@@ -130,7 +130,7 @@ def daemon_of(programs: Path, folder: Path) -> Iterator[dict[str, str]]:
         process.wait()
 
 
-def test_it_keeps_a_chain_and_answers(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_program_keeps_a_chain_and_answers(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "story.jsonl").write_bytes(b"".join(encode(each, "json") for each in messages(blocks=5)))
     with TemporaryDirectory(prefix="utxod-") as name, daemon_of(installed, Path(name)) as variables:
         sent = run(installed, "utxod", "send", tmp_path / "story.jsonl", **variables)

@@ -168,7 +168,7 @@ def fed_slot(status: Any) -> int:
     return int(status["utxo"]["rollback_floor"]["slot"])
 
 
-def test_it_follows_the_chain(fed: FedPage) -> None:
+def test_the_page_follows_the_chain(fed: FedPage) -> None:
     window = fed.look("/", WIDTHS[-1])
     shows_tip(window, fed.status()["tip"])
     block = fed.feed(2)
@@ -182,7 +182,7 @@ def test_it_follows_the_chain(fed: FedPage) -> None:
     assert fits(window)
 
 
-def test_it_shows_a_rollback(fed: FedPage) -> None:
+def test_the_page_shows_a_rollback(fed: FedPage) -> None:
     window = fed.look("/", WIDTHS[-1])
     until(lambda: window.texts("#other-rows li"))
     assert any("Rolled back 3 blocks: 42 → 39" in text for text in window.texts("#other-rows li"))
@@ -339,7 +339,7 @@ def test_the_page_shows_what_was_not_found(fed: FedPage) -> None:
     assert fits(window)
 
 
-def test_the_page_shows_why_there_is_nothing_to_show(tmp_path: Path, window: Browser) -> None:
+def test_the_page_shows_an_empty_store_no_daemon_and_a_missing_token(tmp_path: Path, window: Browser) -> None:
     port = free_port()
     with home(tmp_path, http=at(port)) as daemon:
         daemon.start()

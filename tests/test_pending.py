@@ -124,7 +124,7 @@ def test_previous_outputs_count_for_the_size() -> None:
     assert 5000 <= size_of(reported) - size_of(pay("a", *spends)) < 5100
 
 
-def test_bytes(tmp_path: Path) -> None:
+def test_submissions_are_evicted_for_their_bytes(tmp_path: Path) -> None:
     one, two = pay("one", raw=bytes(1000)), pay("two", raw=bytes(3000))
     with open_pool(tmp_path, max_pending_bytes=size_of(one) + size_of(two)) as pool:
         accepted(pool.submit(one, two), 0, 0)
@@ -423,7 +423,7 @@ def run_scenario(folder: Path, seed: int) -> None:
         pool.assert_sound()
 
 
-def test_any_story_equals_the_model(tmp_path: Path) -> None:
+def test_random_scenarios_equal_the_model(tmp_path: Path) -> None:
     MET.met.clear()
     for seed in range(16):
         print(f"seed {seed}")

@@ -112,7 +112,7 @@ def test_blobs_go_with_their_transactions(tmp_path: Path) -> None:
         assert pending(daemon) == ids(2, 0)
 
 
-def test_age(tmp_path: Path) -> None:
+def test_submissions_that_are_too_old_are_evicted(tmp_path: Path) -> None:
     one = block(None, tx("p", output("x"), output("y")))
     with limited(tmp_path, max_pending_age="300ms") as daemon, daemon.client() as client:
         with daemon.client() as listener:

@@ -154,7 +154,7 @@ def test_a_cycle_that_has_nothing_to_do_writes_nothing_and_is_counted(tmp_path: 
         assert local.pruner.requests.done == 20
 
 
-def test_the_journal_keeps_what_did_something_or_left_something(tmp_path: Path) -> None:
+def test_the_journal_omits_cycles_without_effect(tmp_path: Path) -> None:
     with open_local_store(tmp_path) as local:
         local.create(pay("waits", at("elsewhere")), 2)  # looked at by each cycle; it has no parent to preserve
         local.create(pay("parent"), 1, mined=1)
@@ -213,7 +213,7 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
 
 
 @pytest.mark.parametrize("corrupted", ["record", "parent", "child", "index"])
-def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, corrupted: str) -> None:
+def test_an_unreadable_record_is_skipped(tmp_path: Path, corrupted: str) -> None:
     with open_local_store(tmp_path, terms_of(chunk_size=2)) as local:
         for n in range(7):
             local.create(pay(f"parent {n}"), 1, mined=1)
@@ -252,7 +252,7 @@ def test_orphan_blobs_are_swept_and_no_others(tmp_path: Path) -> None:
         assert "blobs" not in local.run_cycle(2).seconds, "once an hour is enough"
 
 
-def test_every_block_at_the_tip_is_pruned_behind(tmp_path: Path) -> None:
+def test_a_block_at_the_tip_starts_a_cycle(tmp_path: Path) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(3)
         await daemon.receive(*chain)
@@ -306,7 +306,7 @@ def test_the_node_holds_a_cycle_back_and_the_job_has_the_reason(tmp_path: Path) 
         live(local, story)
 
 
-def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> None:
+def test_a_failed_cycle_is_retried(tmp_path: Path) -> None:
     whole: list[bytes] = []
 
     async def story(daemon: Daemon, idle: Idle) -> None:
@@ -375,7 +375,7 @@ def test_a_long_cycle_reports_its_progress(tmp_path: Path, every_s: float) -> No
 
 
 @pytest.mark.parametrize("what", ["rollback", "node"])
-def test_a_cycle_stops_when_the_world_turns(tmp_path: Path, what: str) -> None:
+def test_a_rollback_or_a_reorganising_node_stops_a_cycle(tmp_path: Path, what: str) -> None:
     terms = terms_of(1)
 
     async def story(daemon: Daemon, idle: Idle) -> None:
@@ -400,7 +400,7 @@ def test_a_cycle_stops_when_the_world_turns(tmp_path: Path, what: str) -> None:
         live(local, story)
 
 
-def test_a_silent_persister_blocks_deleting_and_is_spoken_of(tmp_path: Path) -> None:
+def test_a_silent_persister_blocks_deletion_and_is_logged(tmp_path: Path) -> None:
     def story_of(events: list[str]) -> Callable[[Daemon, Idle], Awaitable[None]]:
         async def story(daemon: Daemon, idle: Idle) -> None:
             chain = blocks(30)
@@ -475,7 +475,7 @@ def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None
     assert damage(error), "the daemon stops for good, and says why"
 
 
-def test_freed_pages_are_used_again(tmp_path: Path) -> None:
+def test_freed_pages_are_reused(tmp_path: Path) -> None:
     terms = terms_of(max_job_history=10)
     with open_local_store(tmp_path, terms, windows=Windows(5, 5)) as local:
         sizes, entries, tip = [], [], None
@@ -515,7 +515,7 @@ def test_freed_pages_are_used_again(tmp_path: Path) -> None:
         (Subscription(unmined_retention=900, enabled=False), 288, []),
     ],
 )
-def test_windows_that_do_not_go_together(pruner: Subscription, retention: int, names: list[str]) -> None:
+def test_contradictory_windows_are_reported(pruner: Subscription, retention: int, names: list[str]) -> None:
     config = Config(pruner=pruner, transactions=Transactions(block_height_retention=retention))
     found = problems(config)
     assert [problem.names[0] for problem in found] == names
