@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -94,7 +93,7 @@ def parse_transaction(raw: bytes) -> Transaction:
     return found
 
 
-def transaction_of_block(block: bytes, position: int) -> bytes:
+def transaction_of_block(block: bytes, txid: bytes) -> bytes:
     """Return the bytes of one transaction of a block.
 
     Raises:
@@ -102,14 +101,11 @@ def transaction_of_block(block: bytes, position: int) -> bytes:
     """
     reader = _Reader(block)
     reader.take(_HEADER_BYTES)
-    count = reader.size()
-    if not 0 <= position < count:
-        raise ValueError(f"the block has {count} transactions, and none at position {position}")
-    for _ in range(position):
-        _read(reader)
-    start = reader.at
-    _read(reader)
-    return block[start : reader.at]
+    for _ in range(reader.size()):
+        start = reader.at
+        if _read(reader).txid == txid:
+            return block[start : reader.at]
+    raise ValueError(f"the block does not have transaction {txid.hex()}")
 
 
 def _read(reader: _Reader) -> Transaction:
@@ -138,52 +134,3 @@ def _read(reader: _Reader) -> Transaction:
 def double_sha256(data: bytes) -> bytes:
     """Return the hash of the hash."""
     return sha256(sha256(data).digest()).digest()
-
-
-def merkle_branch(ids: Sequence[bytes], position: int) -> tuple[list[bytes], bytes]:
-    """Return the siblings from a leaf to the root, and the root; all in display order.
-
-    Raises:
-        ValueError: there is no leaf at this position.
-    """
-    if not 0 <= position < len(ids):
-        raise ValueError(f"there is no transaction {position} among {len(ids)}")
-    level, branch = [each[::-1] for each in ids], list[bytes]()
-    while len(level) > 1:
-        if len(level) % 2:
-            level.append(level[-1])
-        branch.append(level[position ^ 1][::-1])
-        level = [double_sha256(level[at] + level[at + 1]) for at in range(0, len(level), 2)]
-        position >>= 1
-    return branch, level[0][::-1]
-
-
-def partial_merkle_tree(ids: Sequence[bytes], position: int) -> bytes:
-    """Return the part of a `merkleblock` message after its header: the proof of one transaction of a block."""
-    hashes, bits = list[bytes](), list[bool]()
-    levels = [[each[::-1] for each in ids]]
-    while len(levels[-1]) > 1:
-        level = levels[-1]
-        pairs = [(level[at], level[min(at + 1, len(level) - 1)]) for at in range(0, len(level), 2)]
-        levels.append([double_sha256(left + right) for left, right in pairs])
-
-    def walk(height: int, at: int) -> None:
-        above = at == position >> height
-        bits.append(above)
-        if height == 0 or not above:
-            hashes.append(levels[height][at])
-            return
-        walk(height - 1, 2 * at)
-        if 2 * at + 1 < len(levels[height - 1]):
-            walk(height - 1, 2 * at + 1)
-
-    walk(len(levels) - 1, 0)
-    flags = bytearray((len(bits) + 7) // 8)
-    for n, bit in enumerate(bits):
-        flags[n // 8] |= bit << n % 8
-    parts = (_U32.pack(len(ids)), _counted(len(hashes)), *hashes, _counted(len(flags)), bytes(flags))
-    return b"".join(parts)
-
-
-def _counted(count: int) -> bytes:
-    return bytes([count]) if count < 0xFD else b"\xfd" + count.to_bytes(2, "little")

@@ -1,4 +1,4 @@
-"""Queries of Bitcoin wallets by the SHA-256 of a locking script, and for the position of a transaction."""
+"""Queries of Bitcoin wallets by the SHA-256 of a locking script, and for the block of a transaction."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ class ScriptOutput(NamedTuple):
 
 
 class Located(NamedTuple):
-    """A transaction of the chain: its block, and its position in the block."""
+    """The block of a transaction."""
 
     height: int
     block_hash: bytes
     time: int | None
-    position: int
 
 
 def history(shot: Snapshot, key: bytes) -> Iterator[list[ScriptTx]]:
@@ -54,8 +53,20 @@ def history(shot: Snapshot, key: bytes) -> Iterator[list[ScriptTx]]:
     stored = shot.stored
     for part in stored.index(touches.KIND).ascending(stored.prefix(key), -1):
         for at in range(0, len(part), _STEP):
-            homes = stored.homes(np.unique(part[at : at + _STEP]))
-            yield [ScriptTx(homes[n].txid, shot.block(homes[n].block).height) for n in part[at : at + _STEP].tolist()]
+            homes = stored.homes(part[at : at + _STEP].tolist()).values()
+            yield [ScriptTx(home.txid, height_of(shot, home.block)) for home in homes]
+
+
+def height_of(shot: Snapshot, ordinal: int) -> int:
+    """Return the height of a block, from the cache of the process if it is there.
+
+    Raises:
+        Damaged: the block is not there.
+    """
+    known = shot.boundary.kept.height(ordinal)
+    if known is None:
+        shot.boundary.kept.keep_height(ordinal, known := shot.block(ordinal).height)
+    return known
 
 
 def numbers_down(shot: Snapshot, key: bytes, before: int | None) -> Iterator[int]:
@@ -173,7 +184,7 @@ def locate(shot: Snapshot, txid: bytes) -> Located | None:
 def located(shot: Snapshot, found: TxFound) -> Located:
     """Return where a transaction is."""
     block = shot.stored.block(found.block)
-    return Located(block.height, block.hash, block.time, len(shot.stored.txs.within(block.first, found.number)))
+    return Located(block.height, block.hash, block.time)
 
 
 def output_of(shot: Snapshot, txid: bytes, index: int) -> Found | None:
@@ -239,12 +250,10 @@ def _up(shot: Snapshot, key: bytes, after: int) -> Iterator[int]:
 
 def transaction_ids(shot: Snapshot, ordinal: int) -> list[bytes] | None:
     """Return the ids of a block's transactions in order, None if the store has not kept all of them."""
-    block = shot.stored.block(ordinal)
-    ids = [
-        records["id"][n].tobytes()
-        for records, _ in shot.stored.txs.span(block.first, block.first + block.numbers)
-        for n in range(len(records))
-    ]
+    stored, block = shot.stored, shot.stored.block(ordinal)
+    parts = stored.txs.span(block.first, block.first + block.numbers)
+    joined = b"".join([records["id"].tobytes() for records, _ in parts])
+    ids = [joined[at : at + 32] for at in range(0, len(joined), 32)]
     return ids if len(ids) == block.txs else None
 
 

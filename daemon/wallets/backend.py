@@ -16,7 +16,8 @@ from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault
 from daemon.wallets.facts import Facts
 from daemon.wallets.mempool import Mempool
 from daemon.wallets.upstream import Upstream
-from formats.transactions import TxOutput, double_sha256, merkle_branch
+from formats.merkle import MerkleTree
+from formats.transactions import TxOutput, double_sha256
 from handlers.events import BlockCommitted, RolledBack
 from handlers.query import Query
 
@@ -26,7 +27,7 @@ Touched = set[bytes] | None  # keys of scripts; None means all of them
 OnChange = Callable[[Touched], Awaitable[None]]
 
 _REST = 9  # times as long as the last poll took: how long announced changes are collected before the next one
-_KEPT_BLOCKS = 100  # whose ids are remembered for merkle branches
+_KEPT_BLOCKS = 100  # whose trees are cached; that of a block of 4,000 transactions takes 256 KB
 
 
 class Backend:
@@ -36,32 +37,33 @@ class Backend:
         self.config, self.upstream = config, upstream
         self.mempool = Mempool(upstream, self._find_output)
         self.chain = ChainView(query, self.mempool)
-        self._ids = OrderedDict[bytes, list[bytes]]()
+        self._trees = OrderedDict[bytes, MerkleTree]()  # by the hash of the block
         self._polls = anyio.Event()
         self._announcements = Announcements(upstream, self.poll_now)
 
     def _find_output(self, txid: bytes, index: int) -> TxOutput | None:
         return self.chain.find_output(txid, index)
 
-    async def ids_of_block(self, height: int) -> tuple[bytes, list[bytes]]:
-        """Return the hash of a block and the ids of its transactions, from the store or else from the node.
+    async def tree_of_block(self, height: int) -> MerkleTree:
+        """Return the tree over the transactions of a block, whose ids are from the store or else from the node.
 
         Raises:
             RpcFault: there is no such block, or the node does not have it.
         """
-        block_hash, ids = self.chain.transaction_ids(height)
-        if (known := self._ids.get(block_hash)) is not None:
-            return block_hash, known
+        block_hash, ids = self.chain.transaction_ids(height, self._trees)
+        if (known := self._trees.get(block_hash)) is not None:
+            self._trees.move_to_end(block_hash)
+            return known
         if ids is None:
             answer = await self.upstream.call("getblock", block_hash.hex(), 1)
             try:
                 ids = [bytes.fromhex(each) for each in answer["tx"]]
             except (KeyError, TypeError, ValueError):
                 raise RpcFault(NODE_ERROR, f"the node returned no list of the transactions of block {height}") from None
-        self._ids[block_hash] = ids
-        if len(self._ids) > _KEPT_BLOCKS:
-            self._ids.popitem(last=False)
-        return block_hash, ids
+        tree = self._trees[block_hash] = MerkleTree(ids)
+        if len(self._trees) > _KEPT_BLOCKS:
+            self._trees.popitem(last=False)
+        return tree
 
     def header_proof(self, height: int, checkpoint: int) -> dict[str, object]:
         """Return the merkle branch of a header among all up to a checkpoint.
@@ -77,8 +79,8 @@ class Backend:
         headers = self.chain.headers(0, checkpoint + 1)
         if len(headers) != checkpoint + 1:
             raise RpcFault(BAD_REQUEST, "the store does not have all headers from the genesis block on")
-        branch, root = merkle_branch([double_sha256(header)[::-1] for header in headers], height)
-        return {"branch": [each.hex() for each in branch], "root": root.hex()}
+        tree = MerkleTree([double_sha256(header)[::-1] for header in headers])
+        return {"branch": [each.hex() for each in tree.branch(height)], "root": tree.root.hex()}
 
     # --- following ------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from daemon.wallets.errors import BAD_REQUEST, RpcFault
+from daemon.wallets.headers import hash_at, header_of, ordinal_at
 from daemon.wallets.mempool import Mempool, MempoolTx
 from daemon.wallets.upstream import ByteCache
 from formats.transactions import TxOutput
@@ -81,8 +82,8 @@ class ChainView:
 
     async def _history(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> list[_Json]:
         found = list[_Json]()
-        async for tx in _in_turns(shot, script_history.history(shot, key)):
-            found.append({"tx_hash": tx.txid.hex(), "height": tx.height})
+        async for part in _in_turns(shot, script_history.history(shot, key)):
+            found += [{"tx_hash": txid.hex(), "height": height} for txid, height in part]
         return found + [_entry(each) for each in unconfirmed(shot, waiting)]
 
     async def _status(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> str | None:
@@ -93,9 +94,8 @@ class ChainView:
     async def _unspent(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> list[_Json]:
         found = list[_Json]()
         spent = {(one.txid, one.vout) for each in waiting for one in each.tx.inputs}
-        async for output in _in_turns(shot, script_history.unspent(shot, key)):
-            if (output.txid, output.vout) not in spent:
-                found.append(_unspent(output.txid, output.vout, output.height, output.value))
+        async for part in _in_turns(shot, script_history.unspent(shot, key)):
+            found += [_unspent(*output) for output in part if (output.txid, output.vout) not in spent]
         for each in unconfirmed(shot, waiting):
             for n, made in enumerate(each.tx.outputs):
                 if (each.tx.txid, n) not in spent and address_key(made.script) == key:
@@ -118,6 +118,15 @@ class ChainView:
         """Return where a transaction is in the chain."""
         with self.snapshot() as shot:
             return script_history.locate(shot, txid)
+
+    def hashes_of_blocks(self, heights: Mapping[bytes, int]) -> dict[bytes, bytes | None]:
+        """Return the hash of the block of each transaction, whose height is that of an earlier answer.
+
+        It is None for one that was in the mempool, and for one whose block is no longer there.
+        """
+        with self.snapshot() as shot:
+            hashes = {height: hash_at(shot, height) for height in set(heights.values())}
+        return {txid: hashes[height] for txid, height in heights.items()}
 
     def find_output(self, txid: bytes, index: int) -> TxOutput | None:
         """Return an output of the chain, spent or not, as long as it is on disk."""
@@ -153,15 +162,18 @@ class ChainView:
                 return status | _spent_by(spender)
             return status | {"spender_txhash": by.txid.hex(), "spender_height": shot.block(by.block).height}
 
-    def transaction_ids(self, height: int) -> tuple[bytes, list[bytes] | None]:
-        """Return the hash of a block and the ids of its transactions, None where not all of them are kept.
+    def transaction_ids(self, height: int, known: Container[bytes]) -> tuple[bytes, list[bytes] | None]:
+        """Return the hash of a block and the ids of its transactions.
+
+        Instead of the ids it returns None where not all of them are kept, and for a block whose hash is in `known`.
 
         Raises:
             RpcFault: there is no block of this height.
         """
         with self.snapshot() as shot:
             ordinal = ordinal_at(shot, height)
-            return shot.block(ordinal).hash, script_history.transaction_ids(shot, ordinal)
+            block_hash = shot.block(ordinal).hash
+            return block_hash, None if block_hash in known else script_history.transaction_ids(shot, ordinal)
 
     # --- headers --------------------------------------------------------------------------------------------------
 
@@ -222,13 +234,12 @@ class Guarded:
             raise RpcFault(BAD_REQUEST, "the store changed while the answer was read: try again") from moved
 
 
-async def _in_turns(shot: Snapshot, parts: Iterator[list[_T]]) -> AsyncIterator[_T]:
-    """Yield the members of parts; other clients get a turn between two parts."""
+async def _in_turns(shot: Snapshot, parts: Iterator[list[_T]]) -> AsyncIterator[list[_T]]:
+    """Yield parts; other clients get a turn between two of them."""
     for number, part in enumerate(parts):
         if number:
             await turn(shot)
-        for each in part:
-            yield each
+        yield part
 
 
 async def turn(shot: Snapshot) -> None:
@@ -239,32 +250,6 @@ async def turn(shot: Snapshot) -> None:
     """
     await anyio.lowlevel.checkpoint()
     shot.check_age()
-
-
-def ordinal_at(shot: Snapshot, height: int) -> int:
-    """Return the ordinal of the block of a height.
-
-    Raises:
-        RpcFault: there is none.
-    """
-    tip = shot.tip()
-    if tip is not None and height <= tip.height:
-        ordinal, block = shot.reaching(height)
-        if block.height == height:
-            return ordinal
-    raise RpcFault(BAD_REQUEST, f"there is no block of height {height}")
-
-
-def header_of(shot: Snapshot, ordinal: int) -> bytes:
-    """Return the header of a block.
-
-    Raises:
-        RpcFault: it is not kept.
-    """
-    header = shot.stored.block(ordinal).header
-    if header is None:
-        raise RpcFault(BAD_REQUEST, f"the feed sent no header for block {shot.block(ordinal).height}")
-    return header
 
 
 def unconfirmed(shot: Snapshot, waiting: Iterable[MempoolTx]) -> list[MempoolTx]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -103,8 +104,7 @@ class Upstream:
         if (known := self._raw.get(txid)) is not None:
             return known
         try:
-            block = () if where is None else (where.block_hash.hex(),)
-            answer = await self.call("getrawtransaction", txid.hex(), 0, *block)
+            answer = await self.call(*_raw_call(txid, None if where is None else where.block_hash))
         except RpcFault:
             if where is None:
                 raise
@@ -113,6 +113,27 @@ class Upstream:
         self._check(txid, raw)
         self._raw.put(txid, raw)
         return raw
+
+    def cached(self, txid: bytes) -> bytes | None:
+        """Return the bytes of a transaction that was read lately."""
+        return self._raw.get(txid)
+
+    async def prefetch(self, wanted: Mapping[bytes, bytes | None]) -> None:
+        """Read transactions that are not cached, all in one request; each is given with the hash of its block.
+
+        `raw_transaction` reads those that this misses.
+        """
+        missing = [txid for txid in wanted if self._raw.get(txid) is None]
+        if self._node is None or len(missing) < 2:
+            return
+        try:
+            flight = await self._node.begin(*(_raw_call(txid, wanted[txid]) for txid in missing))
+            for txid, answer in zip(missing, await flight.results(), strict=True):
+                if isinstance(answer, str):
+                    self._check(txid, raw := _unhex(answer, f"transaction {txid.hex()}"))
+                    self._raw.put(txid, raw)
+        except (NodeAway, NodeError, RpcFault) as error:
+            log.debug("transactions_not_prefetched", transactions=len(missing), error=str(error))
 
     async def described_transaction(self, txid: bytes, where: Located | None) -> Any:
         """Return the node's own description of a transaction.
@@ -132,7 +153,7 @@ class Upstream:
         answer = await self.call("getblock", where.block_hash.hex(), 0)
         block = _unhex(answer, f"block {where.block_hash.hex()}")
         try:
-            raw = transaction_of_block(block, where.position)
+            raw = transaction_of_block(block, txid)
         except ValueError as error:
             raise RpcFault(NODE_ERROR, f"block {where.block_hash.hex()} of the node: {error}") from error
         self._check(txid, raw)
@@ -192,6 +213,11 @@ class Upstream:
         except (NodeAway, NodeError) as error:
             raise RpcFault(NODE_ERROR, f"the node is not available: {error}") from error
         return _unhex(answer, "the id of a transaction")
+
+
+def _raw_call(txid: bytes, block_hash: bytes | None) -> tuple[Any, ...]:
+    """Return the call for the bytes of a transaction; with its block the node needs no transaction index."""
+    return ("getrawtransaction", txid.hex(), 0, *(() if block_hash is None else (block_hash.hex(),)))
 
 
 def _unhex(answer: object, what: str) -> bytes:

@@ -127,7 +127,9 @@ async def block_headers(session: Session, params: Sequence[Any]) -> object:
 
 async def get_history(session: Session, params: Sequence[Any]) -> object:
     """Return the transactions of a script."""
-    return await session.server.chain.history(script_key(params[0]))
+    history = await session.server.chain.history(script_key(params[0]))
+    session.remember(history)
+    return history
 
 
 async def get_mempool(session: Session, params: Sequence[Any]) -> object:

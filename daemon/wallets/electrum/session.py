@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +40,19 @@ _READ_TIMEOUT_S = 600.0
 _SEND_TIMEOUT_S = 60.0
 _BUDGET_S, _REFILL = 5.0, 0.25  # seconds of computing that a client may use at once, and how fast they come back
 
+_HISTORIES, _SHORT_HISTORY = 20, 5_000  # that are kept for each client, and how many bytes each has at most
+_FETCHED_TOGETHER = 50  # transactions
+
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
+
+
+class _Entry(msgspec.Struct):
+    tx_hash: str
+    height: int
+
+
+_entries = msgspec.json.Decoder(list[_Entry]).decode
 
 
 class Closed(Exception):
@@ -76,11 +89,29 @@ class Session:
         self._unsent = 0
         self._filled, self._emptied = anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
+        self._histories = deque[msgspec.Raw](maxlen=_HISTORIES)
 
     @property
     def busy(self) -> bool:
         """Return whether answers have not been sent yet."""
         return self._unsent > 0
+
+    def remember(self, history: msgspec.Raw) -> None:
+        """Keep a history that the client receives: it may request the transactions next."""
+        if len(history) <= _SHORT_HISTORY:
+            self._histories.append(history)
+
+    def next_requests(self, txid: bytes) -> dict[bytes, int]:
+        """Return the transactions of the latest histories with their heights, if they have this one; each once.
+
+        Most clients that request one of them request all, and many do so one after the other.
+        """
+        found = {entry.tx_hash: entry.height for history in self._histories for entry in _entries(history)}
+        wanted = txid.hex()
+        if wanted not in found:
+            return {}
+        self._histories.clear()
+        return {bytes.fromhex(each): found[each] for each in (wanted, *islice(found, _FETCHED_TOGETHER))}
 
     def speaks(self, version: tuple[int, int]) -> bool:
         """Return whether the client has agreed to a version at least as new."""

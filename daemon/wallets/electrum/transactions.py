@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.wallets.electrum.parameters import count, flag, raw_bytes, transaction_id
 from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault, bad_params
-from formats.transactions import merkle_branch
 
 if TYPE_CHECKING:
     from daemon.wallets.electrum.session import Session
@@ -19,34 +18,33 @@ _MODES = ("CONSERVATIVE", "ECONOMICAL")
 async def transaction_get(session: Session, params: Sequence[Any]) -> object:
     """Return the bytes of a transaction, or with `verbose` the node's object."""
     txid, verbose = transaction_id(params[0]), flag(params, 1, "verbose")
-    where, upstream = session.server.chain.locate(txid), session.server.upstream
-    if not verbose:
-        return (await upstream.raw_transaction(txid, where)).hex()
-    return await upstream.described_transaction(txid, where)
+    chain, upstream = session.server.chain, session.server.upstream
+    if verbose:
+        return await upstream.described_transaction(txid, chain.locate(txid))
+    if upstream.cached(txid) is None:
+        await upstream.prefetch(chain.hashes_of_blocks(session.next_requests(txid)))
+    return (upstream.cached(txid) or await upstream.raw_transaction(txid, chain.locate(txid))).hex()
 
 
 async def transaction_get_merkle(session: Session, params: Sequence[Any]) -> object:
     """Return the merkle branch of a transaction."""
     txid, height = transaction_id(params[0]), count(params[1], "height")
-    _, ids = await session.server.backend.ids_of_block(height)
-    if txid not in ids:
+    tree = await session.server.backend.tree_of_block(height)
+    position = tree.position(txid)
+    if position is None:
         raise RpcFault(BAD_REQUEST, f"transaction {txid.hex()} is not in block {height}")
-    position = ids.index(txid)
-    branch, _ = merkle_branch(ids, position)
-    return {"block_height": height, "merkle": [each.hex() for each in branch], "pos": position}
+    return {"block_height": height, "merkle": [each.hex() for each in tree.branch(position)], "pos": position}
 
 
 async def transaction_id_from_pos(session: Session, params: Sequence[Any]) -> object:
     """Return the id of the transaction at a position of a block, with its merkle branch if requested."""
     height, position = count(params[0], "height"), count(params[1], "tx_pos")
     merkle = flag(params, 2, "merkle")
-    _, ids = await session.server.backend.ids_of_block(height)
-    if position >= len(ids):
-        raise RpcFault(BAD_REQUEST, f"block {height} has {len(ids)} transactions, but none at position {position}")
-    if not merkle:
-        return ids[position].hex()
-    branch, _ = merkle_branch(ids, position)
-    return {"tx_hash": ids[position].hex(), "merkle": [each.hex() for each in branch]}
+    tree = await session.server.backend.tree_of_block(height)
+    if position >= len(tree):
+        raise RpcFault(BAD_REQUEST, f"block {height} has {len(tree)} transactions, but none at position {position}")
+    txid = tree.id_at(position).hex()
+    return {"tx_hash": txid, "merkle": [each.hex() for each in tree.branch(position)]} if merkle else txid
 
 
 async def transaction_broadcast(session: Session, params: Sequence[Any]) -> object:

@@ -29,7 +29,7 @@ from daemon.wallets.esplora.blocks import Blocks
 from daemon.wallets.esplora.mempool import MempoolRoutes
 from daemon.wallets.esplora.scripts import Scripts
 from daemon.wallets.esplora.transactions import Transactions
-from formats.transactions import merkle_branch, partial_merkle_tree
+from formats.merkle import MerkleTree
 from handlers.addresses import AddressError, Codec
 from storage.errors import StoreError
 from storage.history.output_keys import address_key
@@ -147,8 +147,8 @@ class Esplora:
         return height
 
     async def _ids(self, request: Request) -> list[bytes]:
-        _, ids = await self._backend.ids_of_block(self._height(request))
-        return ids
+        tree = await self._backend.tree_of_block(self._height(request))
+        return [tree.id_at(position) for position in range(len(tree))]
 
     async def _block_txids(self, request: Request) -> Response:
         return json_answer([txid.hex() for txid in await self._ids(request)])
@@ -197,23 +197,25 @@ class Esplora:
             raise NotFound("Transaction not found")
         return await self._backend.upstream.raw_transaction(txid, where)
 
-    async def _branch(self, request: Request) -> tuple[int, list[bytes], int, list[bytes]]:
+    async def _place(self, request: Request) -> tuple[int, int, MerkleTree]:
+        """Return the height and the position of a transaction, and the tree of its block."""
         txid = hash_in(request, "txid")
         where = self._chain.locate(txid)
-        if where is None:
+        tree = None if where is None else await self._backend.tree_of_block(where.height)
+        position = None if tree is None else tree.position(txid)
+        if where is None or tree is None or position is None:
             raise NotFound("Transaction not found or is unconfirmed")
-        _, ids = await self._backend.ids_of_block(where.height)
-        position = ids.index(txid)
-        return where.height, merkle_branch(ids, position)[0], position, ids
+        return where.height, position, tree
 
     async def _merkle_proof(self, request: Request) -> Response:
-        height, branch, position, _ = await self._branch(request)
-        return json_answer({"block_height": height, "merkle": [each.hex() for each in branch], "pos": position})
+        height, position, tree = await self._place(request)
+        branch = [each.hex() for each in tree.branch(position)]
+        return json_answer({"block_height": height, "merkle": branch, "pos": position})
 
     async def _merkleblock_proof(self, request: Request) -> Response:
-        height, _, position, ids = await self._branch(request)
+        height, position, tree = await self._place(request)
         (header,) = self._chain.headers(height, 1)
-        return PlainTextResponse((header + partial_merkle_tree(ids, position)).hex())
+        return PlainTextResponse((header + tree.proof(position)).hex())
 
     async def _outspend(self, request: Request) -> Response:
         outspends = self._transactions.outspends(hash_in(request, "txid"))

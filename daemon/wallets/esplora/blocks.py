@@ -6,9 +6,9 @@ from collections import OrderedDict
 from statistics import median_high
 
 from daemon.wallets.backend import Backend
-from daemon.wallets.chain import header_of, ordinal_at
 from daemon.wallets.errors import RpcFault
 from daemon.wallets.esplora.transactions import Json
+from daemon.wallets.headers import header_of, ordinal_at
 from handlers.query import Snapshot
 
 PAGE = 10

@@ -65,6 +65,7 @@ class Scripts:
                     )
                 before = seen.number
             places = [located(shot, n) for n in islice(script_history.numbers_down(shot, key, before), PAGE)]
+        await self._backend.upstream.prefetch({txid: where.block_hash for txid, where in places})
         return [await self._transactions.confirmed(txid, where) for txid, where in places]
 
     async def unspent(self, key: bytes) -> list[Json]:
