@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -20,8 +21,11 @@ from bench.old_outputs import OldSet, onto
 from bench.peers import with_old
 from bench.rounds import Ratio, in_turns, lines
 from bench.steady import Payments, Row, slopes
+from bench.wallet_chain import PAID, read
+from bench.wallets import wallet_scripts
 from bench.workload import Chain, read_blocks, sample_chain
-from feeds.bitcoin.block import _read_transaction, _size, double_sha256, merkle_root
+from feeds.bitcoin.block import _read_transaction, _size, decode_block, double_sha256, merkle_root
+from feeds.bitcoin.networks import REGTEST
 from handlers import wire
 from handlers.events import BlockApplied, OutPoint, Tx
 
@@ -226,6 +230,33 @@ def test_steady_payments_keep_the_size_of_the_set() -> None:
             live |= {(tx.txid, n) for n in range(len(tx.outputs))}
     assert len(live) == 205
     assert chain.blocks == payments(10, 205, blocks=40).blocks
+
+
+def test_wallets(tmp_path: Path) -> None:
+    """Both servers answer the same wallet, and every session is notified."""
+    folder = os.environ.get("CLIENTS_FOLDER")
+    electrumx = ("--electrumx", Path(folder).expanduser() / "electrumx-1.20.2") if folder else ("--alone",)
+    size = ("--blocks", "4", "--txs", "60", "--sessions", "20", "--addresses", "30")
+    found = {
+        line["system"]: line for line in bench("wallets", *size, "--work", tmp_path, *electrumx) if "round" in line
+    }
+    assert len(found) == (2 if folder else 1)
+    assert {line["sessions"] for line in found.values()} == {20}
+    assert len({line["scan_transactions"] for line in found.values()}) == 1
+    assert {line["scan_balance"] for line in found.values()} == {PAID * kept(tmp_path)}
+    rates = ("catch_up_txs_per_s", "history_first_per_s", "history_again_per_s", "scan_s", "notified_last_s")
+    assert all(line[rate] > 0 for line in found.values() for rate in rates)
+
+
+def kept(work: Path) -> int:
+    """Return how many outputs of the wallet are unspent before the last block, from the blocks alone."""
+    mine, unspent = set(wallet_scripts(30)), set[OutPoint]()
+    for height, block in enumerate(read(work / "chain")[:-1]):
+        for tx in decode_block(block.raw, height, REGTEST).txs:
+            unspent -= set(() if tx.coinbase else tx.inputs)
+            unspent |= {(tx.txid, n) for n, output in enumerate(tx.outputs) if output.address in mine}
+    assert len(unspent) > 20
+    return len(unspent)
 
 
 def test_steady(tmp_path: Path) -> None:

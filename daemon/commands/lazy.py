@@ -46,7 +46,20 @@ class MainGroup(Group):
 class BenchGroup(Group):
     """Imports a benchmark on first use: they need packages that the daemon does not."""
 
-    NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "sizes", "soak", "steady", "transactions")
+    NAMES = (
+        "apply",
+        "feed",
+        "http",
+        "large",
+        "mmr",
+        "prune",
+        "recovery",
+        "sizes",
+        "soak",
+        "steady",
+        "transactions",
+        "wallets",
+    )
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Return the names of the measurements."""
