@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from hashlib import sha256
 from itertools import pairwise
@@ -16,11 +18,15 @@ from bitcoin_feeds import BITCOIN, exported, following, tip_of
 from bitcoin_rpc_chain import txid_of
 from daemons import Daemon, running
 from electrum_client import Wallet, script_hash
+from installed import modules, needs_npm
 from patience import patience, until
 from test_bitcoin_block import made_input, made_output, made_tx
 
+from formats import base58
+
 PORT, WEB = free_ports(2)
 COIN = 100_000_000
+TPUB = "043587cf"
 KEY = "tprv8ZgxMBicQKsPdcAqYBpzAFwU5yxBUo88ggoBqu1qPcHUfSbKK1sKMLmC7EAk438btHQrSdu3jGGQa6PA71nvH5nkDexhLteJqkM4dQmWF9g"
 
 
@@ -121,7 +127,7 @@ def test_the_daemons_set_is_that_of_the_node(node: BcoinNode, daemon: Daemon, an
             made = anyone.spend(*random.sample(anyone.coins(), random.randrange(1, 4)))
             anyone.spend(random.choice(made), outputs=4)
 
-    own = node.wallet("getnewaddress", "default")
+    own = node.wallet("getnewaddress", "savings")
     node.rpc("generatetoaddress", 3, own)
     spend(12)
     node.rpc("generatetoaddress", 101, anyone.address)
@@ -252,11 +258,12 @@ def test_esplora_shows_whole_transactions_page_by_page(node: BcoinNode, daemon: 
 
 
 class Bdk:
-    def __init__(self, protocol: str) -> None:
+    def __init__(self, protocol: str, *descriptors: str) -> None:
         network = bdk.Network.REGTEST
         electrum = protocol == "electrum"
         account = f"wpkh({KEY}/84'/1'/{int(electrum)}'"  # what one of them is paid is not in the other's wallet
-        kinds = (bdk.Descriptor(f"{account}/{n}/*)", bdk.NetworkKind.TEST) for n in (0, 1))
+        own = descriptors or tuple(f"{account}/{n}/*)" for n in (0, 1))
+        kinds = (bdk.Descriptor(each, bdk.NetworkKind.TEST) for each in own)
         self.wallet = bdk.Wallet(*kinds, network, bdk.Persister.new_in_memory())
         address = f"tcp://127.0.0.1:{PORT}" if electrum else f"http://127.0.0.1:{WEB}/api"
         self.client = bdk.ElectrumClient(address) if electrum else bdk.EsploraClient(address)
@@ -324,6 +331,106 @@ def test_bdk_scans_pays_and_follows_a_reorganisation(
     fresh.sync()
     assert fresh.wallet.latest_checkpoint().height == height + 2
     assert fresh.total() == sum(paid) - spent
+
+
+def explored(requests: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what @bitcoinerlab/explorer finds over each protocol."""
+    command = ["node", "--no-warnings", "explorer.mjs"]
+    done = subprocess.run(
+        command, cwd=modules(), input=json.dumps(requests), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class NodesWallet:
+    """An account of the node's own wallet, and a wallet of BDK that watches the same addresses."""
+
+    def __init__(self, node: BcoinNode) -> None:
+        self._node = node
+        made = node.wallet_http("PUT", "/account/savings", {"type": "pubkeyhash"})
+        account = base58.decode_check(made["accountKey"])
+        xpub = base58.encode_check(bytes.fromhex(TPUB) + account[4:])  # bcoin has a version of its own for regtest
+        kinds = (bdk.Descriptor(f"pkh({xpub}/{n}/*)", bdk.NetworkKind.TEST) for n in (0, 1))
+        self._keys = bdk.Wallet(*kinds, bdk.Network.REGTEST, bdk.Persister.new_in_memory())
+
+    def scripts(self) -> dict[str, bytes]:
+        """Return more addresses than it uses, with their scripts."""
+        both = (bdk.KeychainKind.EXTERNAL, bdk.KeychainKind.INTERNAL)
+        found = [self._keys.peek_address(kind, n).address for kind in both for n in range(12)]
+        return {str(address): bytes(address.script_pubkey().to_bytes()) for address in found}
+
+    def amounts(self) -> tuple[int, int]:
+        """Return its sums in satoshi: with unconfirmed transactions, and without.
+
+        Transactions that the node has dropped after a reorganisation stay in the wallet, but do not count here.
+        """
+        balance = self._node.wallet_http("GET", "/balance?account=savings", None)
+        waiting = self._node.rpc("getrawmempool")
+        return balance["unconfirmed" if waiting else "confirmed"], balance["confirmed"]
+
+    def pay(self, address: str, value: int) -> None:
+        """Send a transaction with a real signature."""
+        order = {"account": "savings", "rate": 20_000, "outputs": [{"address": address, "value": value}]}
+        assert self._node.wallet_http("POST", "/send", order)["hash"] in self._node.rpc("getrawmempool")
+
+    def found_by(self, protocol: str) -> int:
+        """Return what BDK finds with a full scan."""
+        kinds = (bdk.KeychainKind.EXTERNAL, bdk.KeychainKind.INTERNAL)
+        one = Bdk(protocol, *map(self._keys.public_descriptor, kinds))
+        one.scan()
+        return one.total()
+
+
+@needs_npm
+def test_clients_reach_the_balances_of_the_nodes_wallet(node: BcoinNode, daemon: Daemon, anyone: Anyone) -> None:
+    wallet = NodesWallet(node)
+    scripts = wallet.scripts()
+    own = node.wallet("getnewaddress", "savings")
+    assert bytes.fromhex(node.rpc("validateaddress", own)["scriptPubKey"]) in scripts.values()
+    spare = [coin for coin in anyone.coins() if coin["value"] > COIN][-6:]
+    for coin, script in zip(spare, list(scripts.values())[:4], strict=False):
+        node.send(*payment(coin, script, 3_000_000))
+
+    def compare(push: dict[str, tuple[bytes, str]] | None = None) -> None:
+        """Wait until every client has the balance of the node's wallet, and compare what else they found."""
+        until(
+            lambda: ({wallet.found_by("electrum"), wallet.found_by("esplora")}, wallet.amounts()),
+            lambda found: found[0] == {found[1][0]},
+            "BDK has another balance",
+        )
+        total, confirmed = wallet.amounts()
+        requests = {"electrum": PORT, "esplora": f"http://127.0.0.1:{WEB}/api", "addresses": list(scripts)}
+        requests["push"] = {protocol: raw.hex() for protocol, (raw, _) in (push or {}).items()}
+        found = {each["protocol"]: each for each in explored(requests)}
+        assert found.keys() == {"electrum", "esplora"}
+        for protocol, each in found.items():
+            amounts = each["balances"].values()
+            assert sum(amount["balance"] for amount in amounts) == confirmed
+            assert sum(amount["unconfirmedBalance"] for amount in amounts) == total - confirmed
+            assert each["height"] == node.rpc("getblockcount") and each["block"]["blockHash"] == node.rpc(
+                "getbestblockhash"
+            )
+            raws = node.rpc_many([("getrawtransaction", txid) for txid in each["transactions"]])
+            assert raws and list(each["transactions"].values()) == raws
+            if push:
+                assert each["pushed"] == push[protocol][1] and each["pushed"] in node.rpc("getrawmempool")
+        assert found["electrum"]["balances"] == found["esplora"]["balances"]
+        histories = [
+            {address: sorted(listed) for address, listed in each["histories"].items()} for each in found.values()
+        ]
+        assert histories[0] == histories[1]
+
+    compare()
+    mine(node, daemon, 1, anyone.address)
+    wallet.pay(anyone.address, 5_000_000)
+    script = next(iter(scripts.values()))
+    compare({"electrum": payment(spare[4], script, 1_000_000), "esplora": payment(spare[5], script, 2_000_000)})
+    height = mine(node, daemon, 2, anyone.address)
+    compare()
+    node.rpc("invalidateblock", node.rpc("getblockhash", height - 1))
+    mine(node, daemon, 3, anyone.witness_address)
+    compare()
 
 
 def payment(coin: dict[str, Any], script: bytes, value: int) -> tuple[bytes, str]:

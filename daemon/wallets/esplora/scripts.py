@@ -51,19 +51,20 @@ class Scripts:
     async def confirmed(self, key: bytes, last_seen: bytes | None) -> list[Json]:
         """Return the next confirmed transactions of a script, the latest first, after one that was seen.
 
+        All of them follow one of the mempool, which some clients name if a page ends with it.
+
         Raises:
-            RpcFault: `last_seen` is not in the chain, or the node does not return the bytes of a transaction.
+            RpcFault: `last_seen` is neither in the chain nor in the mempool, or the node does not return the bytes of
+                a transaction.
         """
+        waits = last_seen is not None and self._backend.mempool.get(last_seen) is not None
         places = list[tuple[bytes, Located]]()
         with self._chain.snapshot() as shot:
-            before = None
-            if last_seen is not None:
-                seen = script_history.find_transaction(shot, last_seen)
-                if seen is None:
-                    raise RpcFault(
-                        BAD_REQUEST, f"transaction {last_seen.hex()} is not in the chain: start from the first page"
-                    )
-                before = seen.number
+            seen = None if last_seen is None else script_history.find_transaction(shot, last_seen)
+            if last_seen is not None and seen is None and not waits:
+                what = f"transaction {last_seen.hex()} is not in the chain: start from the first page"
+                raise RpcFault(BAD_REQUEST, what)
+            before = None if seen is None else seen.number
             places = [located(shot, n) for n in islice(script_history.numbers_down(shot, key, before), PAGE)]
         await self._backend.upstream.prefetch({txid: where.block_hash for txid, where in places})
         return [await self._transactions.confirmed(txid, where) for txid, where in places]
