@@ -35,23 +35,18 @@ def descendants(view: TxView, txid: bytes, known: Container[bytes] = ()) -> list
     return list(found)
 
 
-def counter_conflicting(view: TxView, txid: bytes) -> list[bytes]:
-    """Return the transaction itself and all that can't be true next to it.
+def _excluded(view: TxView, txid: bytes) -> list[bytes]:
+    """Return a conflicting transaction itself and all that can't be true next to it.
 
     Raises:
         TxFault: `PROCESSING`: it names an output that does not exist, or conflicts with one that can't lose.
     """
-    held = view.get(txid)
-    if held is None:
-        raise TxFault("PROCESSING", f"transaction {txid.hex()} is not known")
     found = {txid: None}
-    for n, outpoint in enumerate(view.spends(held)):
-        parent = view.get(outpoint[0])
-        row = view.slot(parent, outpoint[1])[3] if parent else None
-        if row is None:
-            raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which does not exist")
-        if spending.frozen(row):
-            raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which is frozen")
+    for n, outpoint in enumerate(view.inputs(txid)):
+        row = view.row(outpoint)
+        if row is None or spending.frozen(row):
+            why = "does not exist" if row is None else "is frozen"
+            raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which {why}")
         if spending.spent(row) and (loser := claimant(row)[0]) != txid:  # a transaction does not conflict with itself
             builds_on = descendants(view, loser)
             if txid in builds_on:
@@ -63,30 +58,27 @@ def counter_conflicting(view: TxView, txid: bytes) -> list[bytes]:
 
 
 def decide(view: TxView, winners: Sequence[bytes], height: int) -> list[bytes]:
-    """Make conflicting transactions win and those that exclude them lose, all or none. Returns the losers.
+    """Make conflicting transactions win and those that exclude them lose; return the losers.
 
     Raises:
         TxFault: `PROCESSING`: a winner is not conflicting, or one that it conflicts with can't lose; `UTXO_ERROR`.
     """
-    with view.all_or_nothing():
-        losers: dict[bytes, None] = {}
-        for winner in winners:
-            record = view.record(winner)
-            if record is None or not record.conflicting:
-                raise TxFault(
-                    "PROCESSING", f"transaction {winner.hex()} is not conflicting, so it cannot win a conflict"
-                )
-            refuse_if_in_chain(view, winner, "PROCESSING")
-            losers.update(dict.fromkeys(counter_conflicting(view, winner)))
-        losing = [txid for txid in losers if txid not in winners]
-        for txid in losing:
-            _check_can_lose(view, txid)
-        give_way(view, losing)
-        for winner in winners:
-            inputs = view.inputs(winner)
-            spend(view, winner, inputs, height, ignore_locked=True, ignore_conflicting=True)
-            set_conflicting(view, winner, on=False)
-        return list(losers)
+    losers: dict[bytes, None] = {}
+    for winner in winners:
+        record = view.record(winner)
+        if record is None or not record.conflicting:
+            raise TxFault("PROCESSING", f"transaction {winner.hex()} is not conflicting, so it cannot win a conflict")
+        refuse_if_in_chain(view, winner, "PROCESSING")
+        losers.update(dict.fromkeys(_excluded(view, winner)))
+    losing = [txid for txid in losers if txid not in winners]
+    for txid in losing:
+        _check_can_lose(view, txid)
+    give_way(view, losing)
+    for winner in winners:
+        inputs = view.inputs(winner)
+        spend(view, winner, inputs, height, ignore_locked=True, ignore_conflicting=True)
+        set_conflicting(view, winner, on=False)
+    return list(losers)
 
 
 def _check_can_lose(view: TxView, txid: bytes) -> None:

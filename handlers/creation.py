@@ -98,14 +98,9 @@ class Creation:
         """
         self.transactions, self.tx, self.draft = transactions, event.tx, draft
         self._wanted, self._keeps_loser = event.wanted, event.on_spent == "record"
-        self.owner = token_bytes(16)
+        self.owner, self.records = token_bytes(16), draft.pages + 1
         self.wrote_master = False
         self._clock, self._created = clock, created
-
-    @property
-    def records(self) -> int:
-        """Return how many pages it has."""
-        return self.draft.pages + 1
 
     async def run(self, write: Write, put_blob: Callable[[str, bytes], Awaitable[None]]) -> bool:
         """Carry it out, step by step; return False when all is stored, but its flags could not be cleared.

@@ -22,7 +22,7 @@ from storage import keys
 from storage.blobname import blob_name
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.pool_layout import HASH, Record, claimant
+from storage.pool_layout import FROZEN, HASH, Record, claimant
 
 # A record that decodes may still have invalid values: a page size of 0, a number that exceeds the keys.
 UNREADABLE = (Damaged, ValueError, ArithmeticError, struct.error)
@@ -237,8 +237,8 @@ class _Deleting:
     def _check_spenders(self, txid: bytes, number: int) -> None:
         """Postpone a parent because a child may still need it."""
         view, examined = self.view, set(self._deleted_children(txid, number))
-        for _, row in view.slots(txid, number):
-            if not spending.spent(row) or (child := claimant(row)[0]) in examined:
+        for by in view.rows.claims(txid, number).values():
+            if by == FROZEN or (child := by[:HASH]) in examined:
                 continue
             examined.add(child)
             try:

@@ -222,11 +222,11 @@ def data_output(value: int, script: bytes) -> bool:
 # --- order -------------------------------------------------------------------------------------------------------
 
 
-def parents_first(transactions: Mapping[bytes, tuple[Record, Sequence[OutPoint]]]) -> list[bytes]:
-    """Return the transactions so that none comes before one that it spends; else the older first."""
+def parents_first(transactions: Mapping[bytes, tuple[int, Sequence[OutPoint]]]) -> list[bytes]:
+    """Return transactions, each with its time and what it spends, none before one that it spends; else older first."""
     order = dict[bytes, None]()
     begun = set[bytes]()  # placed, or put back until their parents are placed
-    stack = sorted(transactions, key=lambda txid: (transactions[txid][0].created_at, txid), reverse=True)
+    stack = sorted(transactions, key=lambda txid: (transactions[txid][0], txid), reverse=True)
     while stack:
         txid = stack.pop()
         waiting = [parent for parent, _ in transactions[txid][1] if parent in transactions and parent not in begun]

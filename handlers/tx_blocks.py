@@ -146,8 +146,12 @@ class TxBlocks:
             if (record := view.record(txid)) is not None:
                 view.settle(txid, record)
         for tx in txs:
-            if tx.raw is not None and view.record(tx.txid) is None:
-                self._keep(view, tx)
+            if tx.raw is not None and view.record(tx.txid) is None:  # its bytes are to be kept
+                found = self.chain.find(view.txn, tx.txid)
+                if found is not None:  # else all is spent, and no rollback reaches it
+                    record = view.make_record(found, spent=_spends(tx))
+                    reconcile.keep_bytes(view, tx, record)
+                    view.put(tx.txid, record)
         self._lose(view, {txid: cause for txid, cause in losers.items() if txid not in mined}, mined)
         for txid in won:
             set_conflicting(view, txid, on=False)
@@ -194,21 +198,21 @@ class TxBlocks:
         """Assign an output to a block's transaction; return the transaction that had claimed it."""
         txid, index = outpoint
         held = view.pooled(txid)
-        if held is None:
-            claimed = view.claimed(txid, index)
-            if claimed is None:
-                return None
-            view.drop_claim(txid, index)  # the UTXO store's row has it now
-            return self._claimed(claimed, by, outpoint, block)
-        found, record = view.slot(held, index), held.record
-        if (row := found[3]) is None:
+        found = None if held is None else view.slot(held, index)
+        row = None if found is None else found[3]
+        claimed = view.claimed(txid, index) if held is None else row and row[HASH:]
+        if claimed is None:
             return None
-        loser = self._claimed(row[HASH:], by, outpoint, block)
+        loser = self._claimed(claimed, by, outpoint, block)
+        if held is None:
+            view.drop_claim(txid, index)  # the UTXO store's row has it now
+            return loser
+        record = held.record
         if loser is not None and not self._beats(view, loser, by, outpoint):
             return None
         if record.locked or record.creating:
             log.warning("locked_output_spent", output=show(outpoint), height=block.height, slot=block.point.slot)
-        if row[HASH : HASH + 32] != by[:32]:  # what it lists twice it spends once, by the first
+        if claimed[:HASH] != by[:HASH]:  # what it lists twice it spends once, by the first
             view.claim(held, index, by, found)
         given = self.pool.reassigned.any(view.txn) if record.pages else record.reassignments
         if given and self._may_have_got(view, outpoint, by):
@@ -261,15 +265,6 @@ class TxBlocks:
         clear_creating(view, tx.txid, record)
         view.rows.put_lock(tx.txid, None)
         record.creating = False
-        view.put(tx.txid, record)
-
-    def _keep(self, view: TxView, tx: Tx) -> None:
-        """Make a record of an unknown transaction: its bytes are to be kept."""
-        found = self.chain.find(view.txn, tx.txid)
-        if found is None:  # all spent, and no rollback reaches it
-            return
-        record = view.make_record(found, spent=_spends(tx))
-        reconcile.keep_bytes(view, tx, record)
         view.put(tx.txid, record)
 
     def _lose(self, view: TxView, losers: Mapping[bytes, AnyCause | None], mined: Iterable[bytes]) -> None:

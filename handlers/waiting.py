@@ -19,7 +19,7 @@ from handlers.cursors import BadCursor
 from handlers.transactions import TxView
 from handlers.tx_query import Inpoint, inpoints
 from storage import keys
-from storage.pool_layout import OutPoint, Record, claimant
+from storage.pool_layout import OutPoint, claimant
 
 Status = Literal["unmined", "conflicting"]
 Order = Literal["parents_first", "age"]
@@ -69,6 +69,7 @@ class _Seen(Struct, frozen=True):
     """What is kept of a transaction of the list: its place in the index, what it spends, and where its children are."""
 
     key: bytes
+    created_at: int
     inputs: list[OutPoint]
     conflicting_children: list[bytes]
     pages: int
@@ -173,17 +174,8 @@ class WaitingList:
                     waiting.append(child)
             if self._turn():
                 yield
-        group += self._in_order(found)
-
-    def _in_order(self, found: dict[bytes, None]) -> list[bytes]:
-        if len(found) == 1:
-            return list(found)
-        package: dict[bytes, tuple[Record, list[OutPoint]]] = {}
-        for txid in found:
-            record, seen = self._view.record(txid), self._seen[txid]
-            assert record is not None and seen is not None
-            package[txid] = record, seen.inputs
-        return spending.parents_first(package)
+        package = {each: its for each in found if (its := self._seen[each]) is not None}
+        group += spending.parents_first({each: (its.created_at, its.inputs) for each, its in package.items()})
 
     # --- families ------------------------------------------------------------------------------------------------
 
@@ -200,7 +192,7 @@ class WaitingList:
         inputs = [] if self._order == "age" else self._view.inputs(txid)
         self._examined += len(inputs)
         key = keys.u32(record.unmined_since) + txid
-        self._seen[txid] = seen = _Seen(key, inputs, record.conflicting_children, record.pages)
+        self._seen[txid] = seen = _Seen(key, record.created_at, inputs, record.conflicting_children, record.pages)
         return seen
 
     def _find_last(self, txid: bytes) -> Iterator[None]:
