@@ -39,10 +39,6 @@ class Write(Protocol):
         """Run a step in a write transaction and commit it."""
 
 
-class Overtaken(Exception):
-    """Another creator owns this creation now, or a block has completed it."""
-
-
 def lock_ttl(records: int) -> int:
     """Return the seconds after which the lock of a creator expires, by the number of pages."""
     return min(30 + 2 * records, 300)
@@ -74,10 +70,9 @@ def ended(transactions: Transactions, lock: Lock, now: float | None = None) -> b
 def release(view: TxView, txid: bytes, owner: bytes) -> bool:
     """Release the lock if this process still holds it."""
     held = view.rows.lock(txid)
-    if held is None or held.owner != owner:
-        return False
-    view.rows.put_lock(txid, None)
-    return True
+    if ours := held is not None and held.owner == owner:
+        view.rows.put_lock(txid, None)
+    return ours
 
 
 class Creation:
@@ -118,12 +113,10 @@ class Creation:
             finished = await self._finish(write)
         except BlobFailed as error:
             raise TxFault("STORAGE_ERROR", str(error)) from error
-        except Overtaken as overtaken:
-            raise TxFault("TX_EXISTS", f"transaction {self.tx.txid.hex()} exists: {overtaken}") from overtaken
         finally:
             await self._release(write)
         if not self.wrote_master:
-            raise TxFault("TX_EXISTS", f"transaction {self.tx.txid.hex()} exists; it is complete now")
+            raise self._exists("it is complete now")
         return finished
 
     async def _store(self, write: Write, step: Callable[[TxView], None], what: str) -> None:
@@ -142,8 +135,9 @@ class Creation:
         except StoreFull as error:
             log.warning("creation_unfinished", txid=self.tx.txid.hex(), error=str(error))
             return False
-        except TxFault:
-            await self._abandon(write)
+        except TxFault as fault:
+            if fault.code != "TX_EXISTS":
+                await self._abandon(write)
             raise
         return True
 
@@ -197,7 +191,7 @@ class Creation:
         self._still_ours(view)
         page = view.rows.page(self.tx.txid, number)
         if page is None:
-            raise Overtaken(f"page {number} is gone")
+            raise self._exists(f"page {number} is gone")
         page.creating = False
         view.rows.put_page(self.tx.txid, number, page)
 
@@ -223,10 +217,13 @@ class Creation:
     def _still_ours(self, view: TxView) -> None:
         held = view.rows.lock(self.tx.txid)
         if held is None or held.owner != self.owner:
-            raise Overtaken("another process has taken over its creation")
+            raise self._exists("another process has taken over its creation")
         known = view.get(self.tx.txid)
         if known is not None and not known.record.creating:
-            raise Overtaken("a block contains it")
+            raise self._exists("a block contains it")
+
+    def _exists(self, why: str) -> TxFault:
+        return TxFault("TX_EXISTS", f"transaction {self.tx.txid.hex()} exists: {why}")
 
 
 # --- what an earlier run has left --------------------------------------------------------------------------------

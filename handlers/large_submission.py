@@ -198,11 +198,7 @@ def _of_frame(frame: bytes | bytearray, at: int) -> Outline | None:
 
 
 def check_lists(frame: bytes | bytearray) -> None:
-    """Refuse a submission with too long a list before an object is made for each entry.
-
-    Raises:
-        Refused: it has one.
-    """
+    """Refuse a submission with too long a list before an object is made for each entry."""
     try:
         fields = list(_fields(frame, 0))
         lists = [(f"$.{name}", at) for name, at in fields if name == "input_hashes"]
@@ -215,23 +211,14 @@ def check_lists(frame: bytes | bytearray) -> None:
 
 
 def check_count(count: int, place: str) -> None:
-    """Refuse a submission that has too many of something: all of them are processed in one turn.
-
-    Raises:
-        Refused: it has.
-    """
+    """Refuse a submission that has too many of something: all of them are processed in one turn."""
     if count > MOST:
-        raise Refused(
-            "too_large", f"{count:,} entries are more than the {MOST:,} that a submission may have - at `{place}`"
-        )
+        what = f"{count:,} entries are more than the {MOST:,} that a submission may have - at `{place}`"
+        raise Refused("too_large", what)
 
 
 def check_json(line: bytes | bytearray) -> None:
-    """Refuse a submission in JSON that would take long to decode.
-
-    Raises:
-        Refused: it would.
-    """
+    """Refuse a submission in JSON that would take long to decode."""
     if len(line) > LONGEST_JSON and wire.peek(line, "json") == "TxSubmitted":
         what = f"a submission of {len(line):,} bytes in JSON is longer than {LONGEST_JSON:,}"
         raise Refused("too_large", f"{what}: send it in a frame")
