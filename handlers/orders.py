@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from handlers import conflicts, removal, states
+from handlers import claims, removal, states
 from handlers.causes import Decided, InBlock, Withdrawn
 from handlers.events import (
     AckStatus,
@@ -106,14 +106,14 @@ def _do(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
             name = blake2b((view.row(event.outpoint) or b"")[:HASH] + event.address, digest_size=HASH).digest()
             states.reassign(view, event.outpoint, name, event.address)
         case TxConflicting(value=True):
-            for txid in conflicts.condemn(view, event.txids):
+            for txid in claims.condemn(view, event.txids):
                 tx_blocks.report(view, txid, "conflicting", cause=Decided())
         case TxConflicting():
             for txid in event.txids:
-                if conflicts.readmit(view, txid):
+                if claims.readmit(view, txid):
                     tx_blocks.report(view, txid, "pending", cause=Decided())
         case WinnersDecided():
-            for txid in conflicts.decide(view, event.txids, view.height + 1):
+            for txid in claims.decide(view, event.txids, view.height + 1):
                 tx_blocks.report(view, txid, "pending" if txid in event.txids else "conflicting", cause=Decided())
         case TxPreserved():
             for txid in event.txids:

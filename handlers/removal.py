@@ -14,7 +14,7 @@ from time import monotonic
 import structlog
 
 from handlers import spending
-from handlers.conflicts import children
+from handlers.claims import children
 from handlers.spending import TxFault
 from handlers.states import enter_child
 from handlers.transactions import Transactions, TxView

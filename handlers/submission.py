@@ -15,8 +15,7 @@ from msgspec import Struct
 from handlers import large_submission, new_records
 from handlers.causes import DoubleSpend, Submitted
 from handlers.chain import Chain
-from handlers.claims import spend
-from handlers.conflicts import readmit
+from handlers.claims import readmit, spend
 from handlers.creation import Creation
 from handlers.delivery import Answer, Delivery, acknowledge, refuse
 from handlers.events import AckStatus, TxSubmitted

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
-from handlers import columns, conflicts, creation, ghosts, new_records, reconcile, spending
+from handlers import claims, columns, creation, ghosts, new_records, reconcile, spending
 from handlers.causes import AnyCause, BlockRolledBack, DoubleSpend, InBlock, ParentLost, Submitted
 from handlers.change_log import ChangeLog
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
@@ -271,11 +271,11 @@ class TxBlocks:
         """Make losers and all that builds on them conflicting; what they claimed next to is free again."""
         spared, all_of_them = set(mined), dict(losers)
         for txid in losers:
-            children = conflicts.descendants(view, txid, known=all_of_them)
+            children = claims.descendants(view, txid, known=all_of_them)
             all_of_them |= dict.fromkeys(children, ParentLost(txid))
         known = (txid for txid in all_of_them if txid not in spared and view.record(txid) is not None)
         losing = [txid for txid in known if not reconcile.in_chain(view, txid)]
-        conflicts.give_way(view, losing)
+        claims.give_way(view, losing)
         for txid in losing:
             log.warning("transaction_lost", txid=txid.hex(), height=view.height)
             self.report(view, txid, "conflicting", cause=all_of_them[txid])

@@ -18,7 +18,7 @@ from messages import Listener, message, take
 from msgspec import structs
 from stores import ALL_TABLES, AtHeight, Looked, create, look, open_store, open_transactions, submit, write
 
-from handlers import conflicts, new_records, states
+from handlers import claims, new_records, states
 from handlers.audit import Audited, audit
 from handlers.bodies import body
 from handlers.chain import Chain
@@ -237,7 +237,7 @@ def test_submitting_a_mined_transaction_changes_nothing(local: LocalStore) -> No
 def test_a_conflict_with_the_chain_cant_be_won(local: LocalStore) -> None:
     local.write(lambda view: create(view, child("wins", at("fund", 3)), 2, conflicting=True))
     assert local.record("fund").conflicting_children == [txid("wins")]
-    refused = refusal(local, lambda view: conflicts.decide(view, [txid("wins")], 3))
+    refused = refusal(local, lambda view: claims.decide(view, [txid("wins")], 3))
     assert refused[0] == "PROCESSING"
     assert local.look(at("fund", 3)).spender == (txid("spender"), 0)
 
@@ -341,7 +341,7 @@ def test_a_rollback_needs_the_outputs_of_blocks_that_stay(local: LocalStore) -> 
 
 def test_children_of_several_losers_are_searched_once(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Coinbases of a rolled-back block become conflicting, with a long chain that spends all of them."""
-    length, requests, children = 30, Counter[bytes](), conflicts.children
+    length, requests, children = 30, Counter[bytes](), claims.children
     coinbases = [tx(f"coinbase {n}", PAY, coinbase=True) for n in range(length)]
     links = [tx(f"link {n}", PAY, spends=[at(f"coinbase {n}"), at(f"link {n - 1}")][: n + 1]) for n in range(length)]
     third = block(SECOND, *coinbases, block_id=72)
@@ -351,7 +351,7 @@ def test_children_of_several_losers_are_searched_once(local: LocalStore, monkeyp
         requests[name] += 1
         return children(view, name)
 
-    monkeypatch.setattr(conflicts, "children", counted)
+    monkeypatch.setattr(claims, "children", counted)
     assert local.chain.rollback(back_to(SECOND))
     assert all(local.record(f"link {n}").conflicting for n in range(length))
     assert max(requests.values()) <= 2 and requests.total() <= 4 * length

@@ -20,7 +20,7 @@ from pruning import LocalStore, open_local_store
 from stores import Looked, look
 
 import storage.ghost_index
-from handlers import conflicts
+from handlers import claims
 from handlers.audit import Audited, audit
 from handlers.bodies import body
 from handlers.causes import BlockRolledBack, InBlock
@@ -89,7 +89,7 @@ class Twin:
                 record = held.record
                 outputs = [look(view, (name, index)) for index in range(LARGE + 2)]
                 state = record.mined, record.conflicting, record.locked, record.unmined_since, record.block_ids
-                children = sorted(conflicts.children(view, name))
+                children = sorted(claims.children(view, name))
                 found[name.hex()] = state, record.conflicting_children, outputs, view.spends(held), children
             found["waiting"] = list(self.store.due(txn, self.store.unmined, 2**32 - 1)), self.store.unmined_count(txn)
         assert audit(self.local.transactions).findings == []

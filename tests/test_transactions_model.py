@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from stores import ALL_TABLES, OnDisk, create, draft, open_store, open_transactions, submit, write
 
 from config.settings import Pruner
-from handlers import conflicts, states
+from handlers import claims, states
 from handlers.claims import spend
 from handlers.creation import Creation, end_locks, heal
 from handlers.deletion import Deletion
@@ -610,7 +610,7 @@ class Scenario:
             return None
 
         order = [*self.known]
-        done = self.same(lambda view: conflicts.decide(view, [txid], self.height + 1), model)
+        done = self.same(lambda view: claims.decide(view, [txid], self.height + 1), model)
         assert order == [*self.known]
         MET.update({"rival won"} if done else ())
 
