@@ -65,9 +65,9 @@ async def transaction_broadcast_package(session: Session, params: Sequence[Any])
     session.server.backend.poll_now()
     if verbose:
         return answer
-    if not isinstance(answer, dict):
-        raise RpcFault(NODE_ERROR, "the node answered submitpackage with a value that is not an object")
-    results = answer.get("tx-results") or {}
+    results = answer.get("tx-results") if isinstance(answer, dict) else None
+    if not isinstance(results, dict) or not all(isinstance(each, dict) for each in results.values()):
+        raise RpcFault(NODE_ERROR, "the node answered submitpackage with a value that has no results of transactions")
     errors = [
         {"txid": each.get("txid"), "error": each["error"]} for each in results.values() if each.get("error") is not None
     ]
