@@ -10,8 +10,10 @@ import anyio
 import structlog
 
 from config.settings import Config, socket_path
+from daemon.store import reading
 from daemon.wallets.announcements import Announcements
 from daemon.wallets.chain import ChainView
+from daemon.wallets.claims import Claims
 from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault
 from daemon.wallets.facts import Facts
 from daemon.wallets.mempool import Mempool
@@ -36,7 +38,8 @@ class Backend:
     def __init__(self, config: Config, query: Query, upstream: Upstream) -> None:
         self.config, self.upstream = config, upstream
         self.mempool = Mempool(upstream, self._find_output)
-        self.chain = ChainView(query, self.mempool)
+        claims = Claims(reading(query.store, config) if config.transactions.enabled else None)
+        self.chain = ChainView(query, self.mempool, claims)
         self._trees = OrderedDict[bytes, MerkleTree]()  # by the hash of the block
         self._polls = anyio.Event()
         self._announcements = Announcements(upstream, self.poll_now)

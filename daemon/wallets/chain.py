@@ -10,6 +10,7 @@ import anyio
 import msgspec
 from msgspec import Raw
 
+from daemon.wallets.claims import Claims
 from daemon.wallets.errors import BAD_REQUEST, RpcFault
 from daemon.wallets.headers import hash_at, header_of, ordinal_at
 from daemon.wallets.mempool import Mempool, MempoolTx
@@ -34,8 +35,8 @@ _encode = msgspec.json.Encoder().encode
 class ChainView:
     """The store and the mempool as Electrum's answers show them."""
 
-    def __init__(self, query: Query, mempool: Mempool) -> None:
-        self._query, self.mempool = query, mempool
+    def __init__(self, query: Query, mempool: Mempool, claims: Claims) -> None:
+        self._query, self.mempool, self.claims = query, mempool, claims
         self._boundary: Boundary | None = None
         self._answers = ByteCache(_ANSWERS_BYTES)  # as of that block boundary
 
@@ -64,7 +65,7 @@ class ChainView:
         if not waiting:
             return []
         with self.snapshot() as shot:
-            return [_entry(each) for each in unconfirmed(shot, waiting)]
+            return [self._waiting(shot, each) for each in unconfirmed(shot, waiting)]
 
     async def _answer(self, kind: str, key: bytes, make: _Make) -> Raw:
         """Return an answer in JSON. Until the next block it is cached, unless the mempool has a part in it."""
@@ -84,11 +85,20 @@ class ChainView:
         found = list[_Json]()
         async for part in _in_turns(shot, script_history.history(shot, key)):
             found += [{"tx_hash": txid.hex(), "height": height} for txid, height in part]
-        return found + [_entry(each) for each in unconfirmed(shot, waiting)]
+        return found + [self._waiting(shot, each) for each in unconfirmed(shot, waiting)]
+
+    def _waiting(self, shot: Snapshot, each: MempoolTx) -> _Json:
+        """Return an unconfirmed transaction, with the others that claim an output which it spends."""
+        entry: _Json = {"tx_hash": each.tx.txid.hex(), "height": each.height, "fee": each.fee}
+        others = self.claims.others(shot, each.tx)
+        return entry | {"claimed_by": others} if others else entry
 
     async def _status(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> str | None:
-        entries = await self._history(shot, key, waiting)
-        text = "".join(f"{entry['tx_hash']}:{entry['height']}:" for entry in entries)
+        entries = list[tuple[bytes, int]]()
+        async for part in _in_turns(shot, script_history.history(shot, key)):
+            entries += part
+        entries += [(each.tx.txid, each.height) for each in unconfirmed(shot, waiting)]
+        text = "".join([f"{txid.hex()}:{height}:" for txid, height in entries])
         return sha256(text.encode()).hexdigest() if entries else None
 
     async def _unspent(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> list[_Json]:
@@ -259,10 +269,6 @@ def unconfirmed(shot: Snapshot, waiting: Iterable[MempoolTx]) -> list[MempoolTx]
     neither.
     """
     return [each for each in waiting if script_history.find_transaction(shot, each.tx.txid) is None]
-
-
-def _entry(each: MempoolTx) -> _Json:
-    return {"tx_hash": each.tx.txid.hex(), "height": each.height, "fee": each.fee}
 
 
 def _spent_by(spender: MempoolTx | None) -> _Json:

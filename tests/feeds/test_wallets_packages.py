@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,9 @@ def test_what_the_node_refuses_is_explained(node: PackageNode) -> None:
         refused = wallet.call("blockchain.transaction.broadcast_package", raws)
         assert refused["success"] is False and {each["error"] for each in refused["errors"]} == {node.refuse}
         node.refuse = ""
-        for answer in ([], {"tx-results": 5}, {"tx-results": {"a": 5}, "package_msg": "success"}):
-            node.lies["submitpackage"] = lambda _, answer=answer: answer  # type: ignore[misc]
+        malformed: list[Any] = [[], {"tx-results": 5}, {"tx-results": {"a": 5}, "package_msg": "success"}]
+        for value in malformed:
+            node.lies["submitpackage"] = partial(lambda value, _: value, value)
             fault = wallet.ask("blockchain.transaction.broadcast_package", raws)["error"]
             assert fault["code"] == 2 and fault["message"].startswith("the node answered submitpackage with"), fault
         del node.lies["submitpackage"]

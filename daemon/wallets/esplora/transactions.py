@@ -6,6 +6,7 @@ from typing import Any
 
 from daemon.wallets.backend import Backend
 from daemon.wallets.errors import RpcFault
+from daemon.wallets.mempool import MempoolTx
 from formats.script_asm import assembly, kind
 from formats.transactions import Transaction, TxInput, TxOutput, parse_transaction
 from handlers import script_history
@@ -32,7 +33,7 @@ class Transactions:
         waiting = self._backend.mempool.get(txid)
         where = self._backend.chain.locate(txid)
         if where is None and waiting is not None:
-            return self._json(waiting.tx, list(waiting.spent), None)
+            return self._waiting(waiting)
         if where is None:
             return None
         return await self.confirmed(txid, where)
@@ -50,7 +51,14 @@ class Transactions:
     def unconfirmed(self, txid: bytes) -> Json | None:
         """Return a transaction of the mempool."""
         waiting = self._backend.mempool.get(txid)
-        return None if waiting is None else self._json(waiting.tx, list(waiting.spent), None)
+        return None if waiting is None else self._waiting(waiting)
+
+    def _waiting(self, each: MempoolTx) -> Json:
+        """Return a transaction of the mempool, with the others that claim an output which it spends."""
+        found = self._json(each.tx, list(each.spent), None)
+        with self._backend.chain.snapshot() as shot:
+            others = self._backend.chain.claims.others(shot, each.tx)
+        return found | {"claimed_by": others} if others else found
 
     def status_of(self, txid: bytes) -> Json:
         """Return where a transaction is; an unknown one is not confirmed either."""
