@@ -418,11 +418,6 @@ def _points(stored: Stored, which: Callable[[Numbers], Flags]) -> dict[int, Home
     return stored.homes(numbers[which(numbers)])
 
 
-def _spends(stored: Stored, block: int, homes: dict[int, Home]) -> list[tuple[OutPoint, int, int]]:
-    spent = [(homes[one.number], one) for one in stored.undo(block) or []]
-    return [((home.txid, home.output), one.spender, one.input) for home, one in spent]
-
-
 def _outputs(stored: Stored, homes: dict[int, Home]) -> dict[OutPoint, Kept]:
     """Return outputs with what they hold; of two with one id it is the latest."""
     kept = dict[OutPoint, Kept]()
