@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from daemons import Client, Daemon, Encoding, running
 from hypothesis import HealthCheck, Phase, settings
-from questions import short_folder
+from questions import Api, running_api, short_folder
 from recovering import (
     anyio_backend,
     lab,
@@ -68,6 +68,14 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
         if request.node.get_closest_marker("sound"):
             daemon.assert_sound()
+
+
+@pytest.fixture
+def api(request: pytest.FixtureRequest, folder: Path) -> Iterator[Api]:
+    """Yield a daemon with an HTTP worker; the mark `configured` has the tables of its configuration."""
+    tables = request.node.get_closest_marker("configured")
+    with running_api(folder, **(tables.kwargs if tables else {})) as api:
+        yield api
 
 
 @pytest.fixture

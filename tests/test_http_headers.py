@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -113,32 +114,32 @@ def test_pages_keep_their_policy(fed_api: Api) -> None:
         assert answer.headers["content-type"].startswith("text/html")
 
 
-def test_a_tag_identifies_one_body_and_one_tip() -> None:
+@pytest.mark.configured(utxo={"store": "mmr"})
+def test_a_tag_identifies_one_body_and_one_tip(api: Api, folder: Path) -> None:
     story: list[Message] = [FIRST, WAITS, SECOND, back_to(FIRST), OTHER, back_to(FIRST), SECOND, block(SECOND)]
     story[2:2] = [{"type": "TxLocked", "txids": [digest("tx", "waits")]}]
     bodies: dict[tuple[str, str], Any] = {}
     tags: dict[str, dict[str, str]] = {path: {} for path in [*CHAIN, *MORE]}  # to the tip of each
-    with short_folder() as folder, running_api(folder, utxo={"store": "mmr"}) as api:
-        kept = 0
-        api.get("/health/live")  # waits until the worker listens
-        with Connection(api.daemon.folder / "http") as connection:
-            for message in story:
-                api.feed(message)
-                for path in (*CHAIN, *MORE) * 2:
-                    known = ", ".join(tags[path]) or '"none"'
-                    connection.send(get(path)[:-2] + f"If-None-Match: {known}\r\n\r\n".encode())
+    kept = 0
+    api.get("/health/live")  # waits until the worker listens
+    with Connection(api.daemon.folder / "http") as connection:
+        for message in story:
+            api.feed(message)
+            for path in (*CHAIN, *MORE) * 2:
+                known = ", ".join(tags[path]) or '"none"'
+                connection.send(get(path)[:-2] + f"If-None-Match: {known}\r\n\r\n".encode())
+                came = connection.answer()
+                tag, tip = came.headers["etag"], came.headers["x-tip-hash"]
+                if came.status == 304:
+                    kept += 1
+                    assert tags[path][tag] == tip  # the client has a body of this very tip
+                    connection.send(get(path))
                     came = connection.answer()
-                    tag, tip = came.headers["etag"], came.headers["x-tip-hash"]
-                    if came.status == 304:
-                        kept += 1
-                        assert tags[path][tag] == tip  # the client has a body of this very tip
-                        connection.send(get(path))
-                        came = connection.answer()
-                        tag = came.headers["etag"]
-                    if came.status == 200:
-                        assert tags[path].setdefault(tag, tip) == tip
-                        assert tag.startswith("W/") == (path == "/api/v1/status")
-                        assert bodies.setdefault((path, tag), timeless(came.body)) == timeless(came.body)
+                    tag = came.headers["etag"]
+                if came.status == 200:
+                    assert tags[path].setdefault(tag, tip) == tip
+                    assert tag.startswith("W/") == (path == "/api/v1/status")
+                    assert bodies.setdefault((path, tag), timeless(came.body)) == timeless(came.body)
     tips = {message["hash"].hex() for message in (FIRST, SECOND, OTHER, block(SECOND))}
     for path in CHAIN:
         assert len(tags[path]) == len(set(tags[path].values())) and set(tags[path].values()) <= tips, path
@@ -148,28 +149,27 @@ def test_a_tag_identifies_one_body_and_one_tip() -> None:
     assert kept > len(CHAIN) * len(story)
 
 
-def test_a_status_that_is_the_same_is_not_sent_again() -> None:
-    with short_folder() as folder, running_api(folder) as api:
-        status = api.web.until("/api/v1/status", 200)
-        known = {"If-None-Match": status.headers["etag"]}
-        same = api.ask("/api/v1/status", **known)
-        assert (same.status_code, same.content) == (304, b"")
-        api.feed({"type": "TxSubmitted", "tx": tx("new", output("ann", 1))})
-        changed = api.ask("/api/v1/status", **known)
-        assert changed.status_code == 200 and changed.json() != status.json()
-        assert changed.headers["x-tip-hash"] == status.headers["x-tip-hash"] == "origin"
-        api.feed(FIRST)
-        until(lambda: clock(api) is not None, why="it has not heard of the block")
+def test_a_status_that_is_the_same_is_not_sent_again(api: Api) -> None:
+    status = api.web.until("/api/v1/status", 200)
+    known = {"If-None-Match": status.headers["etag"]}
+    same = api.ask("/api/v1/status", **known)
+    assert (same.status_code, same.content) == (304, b"")
+    api.feed({"type": "TxSubmitted", "tx": tx("new", output("ann", 1))})
+    changed = api.ask("/api/v1/status", **known)
+    assert changed.status_code == 200 and changed.json() != status.json()
+    assert changed.headers["x-tip-hash"] == status.headers["x-tip-hash"] == "origin"
+    api.feed(FIRST)
+    until(lambda: clock(api) is not None, why="it has not heard of the block")
 
-        def same_but_for_its_clock() -> bool:  # once everything that follows from the block has been written
-            first, since = api.ask("/api/v1/status"), clock(api)
-            until(lambda: clock(api) != since, why="the clock stands still")
-            return bool(api.ask("/api/v1/status").headers["etag"] == first.headers["etag"])
+    def same_but_for_its_clock() -> bool:  # once everything that follows from the block has been written
+        first, since = api.ask("/api/v1/status"), clock(api)
+        until(lambda: clock(api) != since, why="the clock stands still")
+        return bool(api.ask("/api/v1/status").headers["etag"] == first.headers["etag"])
 
-        until(same_but_for_its_clock, why="its tag changes with its clock")
-        first = api.ask("/api/v1/status")
-        for reported in (first.headers["etag"], first.headers["etag"].removeprefix("W/")):
-            assert api.ask("/api/v1/status", **{"If-None-Match": reported}).status_code == 304
+    until(same_but_for_its_clock, why="its tag changes with its clock")
+    first = api.ask("/api/v1/status")
+    for reported in (first.headers["etag"], first.headers["etag"].removeprefix("W/")):
+        assert api.ask("/api/v1/status", **{"If-None-Match": reported}).status_code == 304
 
 
 def clock(api: Api) -> float | None:

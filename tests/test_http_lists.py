@@ -88,28 +88,29 @@ def test_cursors(listed: Api) -> None:
     assert statuses == {400, 409}
 
 
-def test_a_list_of_those_that_hold_a_policy() -> None:
+@pytest.mark.configured(utxo={"index": {"policy": True}})
+def test_a_list_of_those_that_hold_a_policy(api: Api) -> None:
     gold, silver = ([bytes.fromhex(POLICY), name, 1] for name in (b"gold", b"silver"))
     other = [bytes(28), b"gold", 1]
     paid = [output("ann", 1, assets=[gold]), output("bob", 2, assets=[gold, silver, other]), output("ann", 3)]
     made = block(None, tx("a", *paid, output("cid", 4, assets=[other]), output("bob", 5, assets=[silver])))
     spend = block(made, tx("b", output("dan", 6, assets=[gold]), spends=[at("a", 4)]))
     path = f"/api/v1/policies/{POLICY}/utxos"
-    with short_folder() as folder, running_api(folder, utxo={"index": {"policy": True}}) as api:
-        api.feed(made)
-        assert [utxo["lovelace_amount"] for utxo in api.get(path)] == [1, 2, 5]
-        api.feed(spend)
-        assert [utxo["lovelace_amount"] for utxo in api.get(path.replace(POLICY, POLICY.upper()))] == [1, 2, 6]
-        assert [utxo["lovelace_amount"] for utxo in api.get(f"{path}?order=desc&count=2")] == [6, 2]
-        assert [utxo["lovelace_amount"] for utxo in api.get(f"{path}?asset={'00' * 28}676f6c64")] == [2]
-        assert len(cbor2.loads(api.ask(path, **AS_CBOR).content)) == 3
-        assert api.get(f"/api/v1/policies/{'cd' * 28}/utxos") == []
-        for text in ("ab", POLICY + "00", "zz" * 28):
-            failure(api.ask(f"/api/v1/policies/{text}/utxos"), 400, "bad_parameter", "policy", "56 hex digits")
-        failure(api.ask(f"/api/v1/assets/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.asset")
+    api.feed(made)
+    assert [utxo["lovelace_amount"] for utxo in api.get(path)] == [1, 2, 5]
+    api.feed(spend)
+    assert [utxo["lovelace_amount"] for utxo in api.get(path.replace(POLICY, POLICY.upper()))] == [1, 2, 6]
+    assert [utxo["lovelace_amount"] for utxo in api.get(f"{path}?order=desc&count=2")] == [6, 2]
+    assert [utxo["lovelace_amount"] for utxo in api.get(f"{path}?asset={'00' * 28}676f6c64")] == [2]
+    assert len(cbor2.loads(api.ask(path, **AS_CBOR).content)) == 3
+    assert api.get(f"/api/v1/policies/{'cd' * 28}/utxos") == []
+    for text in ("ab", POLICY + "00", "zz" * 28):
+        failure(api.ask(f"/api/v1/policies/{text}/utxos"), 400, "bad_parameter", "policy", "56 hex digits")
+    failure(api.ask(f"/api/v1/assets/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.asset")
 
 
-def test_a_list_of_those_that_hold_an_asset() -> None:
+@pytest.mark.configured(utxo={"index": {"asset": True}})
+def test_a_list_of_those_that_hold_an_asset(api: Api) -> None:
     held = {name: [bytes.fromhex(POLICY), name, 1] for name in (b"", b"gold", b"golden")}
     paid = [
         output("ann", n, assets=[held[name] for name in names])
@@ -117,19 +118,18 @@ def test_a_list_of_those_that_hold_an_asset() -> None:
     ]
     made = block(None, tx("a", *paid))
     spend = block(made, tx("b", output("bob", 9, assets=[held[b"gold"]]), spends=[at("a")]))
-    with short_folder() as folder, running_api(folder, utxo={"index": {"asset": True}}) as api:
-        api.feed(made, spend)
+    api.feed(made, spend)
 
-        def listed(path: str) -> list[int]:
-            return [utxo["lovelace_amount"] for utxo in api.get(f"/api/v1/assets/{POLICY}{path}")]
+    def listed(path: str) -> list[int]:
+        return [utxo["lovelace_amount"] for utxo in api.get(f"/api/v1/assets/{POLICY}{path}")]
 
-        assert listed("676f6c64/utxos") == [1, 5, 9] and listed("676F6C64656E/utxos") == [1, 3]
-        assert listed("/utxos") == [2] and listed("00/utxos") == []
-        assert listed("676f6c64/utxos?order=desc&count=2") == [9, 5]
-        assert listed(f"676f6c64/utxos?asset={POLICY}676f6c64656e") == [1]
-        cursor = api.ask(f"/api/v1/assets/{POLICY}676f6c64/utxos?count=2").headers["x-next-cursor"]
-        assert listed(f"676f6c64/utxos?cursor={cursor}") == [9]
-        assert len(cbor2.loads(api.ask(f"/api/v1/assets/{POLICY}/utxos", **AS_CBOR).content)) == 1
-        for text in ("ab", POLICY[:-2], POLICY + "0", POLICY + "00" * 33, "zz" * 28):
-            failure(api.ask(f"/api/v1/assets/{text}/utxos"), 400, "bad_parameter", "unit", "policy id")
-        failure(api.ask(f"/api/v1/policies/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.policy")
+    assert listed("676f6c64/utxos") == [1, 5, 9] and listed("676F6C64656E/utxos") == [1, 3]
+    assert listed("/utxos") == [2] and listed("00/utxos") == []
+    assert listed("676f6c64/utxos?order=desc&count=2") == [9, 5]
+    assert listed(f"676f6c64/utxos?asset={POLICY}676f6c64656e") == [1]
+    cursor = api.ask(f"/api/v1/assets/{POLICY}676f6c64/utxos?count=2").headers["x-next-cursor"]
+    assert listed(f"676f6c64/utxos?cursor={cursor}") == [9]
+    assert len(cbor2.loads(api.ask(f"/api/v1/assets/{POLICY}/utxos", **AS_CBOR).content)) == 1
+    for text in ("ab", POLICY[:-2], POLICY + "0", POLICY + "00" * 33, "zz" * 28):
+        failure(api.ask(f"/api/v1/assets/{text}/utxos"), 400, "bad_parameter", "unit", "policy id")
+    failure(api.ask(f"/api/v1/policies/{POLICY}/utxos"), 503, "not_enabled", "utxo.index.policy")

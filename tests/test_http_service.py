@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from daemons import PATIENCE_S, Daemon, home, running, write_config
 from patience import until
-from questions import TIP, Web, failure, free_port, running_api, serve_alone, short_folder
+from questions import TIP, Api, Web, failure, free_port, serve_alone, short_folder
 from reader_processes import children
 from scenarios import address, block, chain, digest, output, point, tx
 from test_http import documented
@@ -35,46 +35,45 @@ def http(port: int, workers: int = 1) -> dict[str, Any]:
     return {"listen": f"127.0.0.1:{port}", "workers": workers}
 
 
-def test_a_unix_socket_is_created_again_and_removed_with_the_daemon() -> None:
-    with short_folder() as folder, running_api(folder) as asking:
-        path = folder / "http"
-        for count in range(2):
-            assert asking.get("/health/live")["status"] == "live"
-            mode = path.stat().st_mode
-            assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o660
-            assert asking.daemon.events().count("http_socket_gone") == count
-            assert len(children(asking.daemon.process.pid)) == 1
-            if count < 1:
-                path.unlink()
-                until(path.exists, why="it is not made again")
-        asking.daemon.kill()
-        assert path.exists()
-        asking.daemon.start()
-        with Web(path) as again:
-            assert again.get("/health/live")["status"] == "live"
-        assert asking.daemon.term() == 0
-        assert not path.exists()
+def test_a_unix_socket_is_created_again_and_removed_with_the_daemon(api: Api, folder: Path) -> None:
+    path = folder / "http"
+    for count in range(2):
+        assert api.get("/health/live")["status"] == "live"
+        mode = path.stat().st_mode
+        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o660
+        assert api.daemon.events().count("http_socket_gone") == count
+        assert len(children(api.daemon.process.pid)) == 1
+        if count < 1:
+            path.unlink()
+            until(path.exists, why="it is not made again")
+    api.daemon.kill()
+    assert path.exists()
+    api.daemon.start()
+    with Web(path) as again:
+        assert again.get("/health/live")["status"] == "live"
+    assert api.daemon.term() == 0
+    assert not path.exists()
 
 
-def test_a_unix_socket_of_another_process_in_its_place_is_not_removed() -> None:
-    with short_folder() as folder, running_api(folder) as asking, socket.socket(socket.AF_UNIX) as other:
-        asking.get("/health/live")
+def test_a_unix_socket_of_another_process_in_its_place_is_not_removed(api: Api, folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        api.get("/health/live")
         (folder / "http").unlink()
         other.bind(str(folder / "http"))
         other.listen()
-        until(lambda: "http_listen_failed" in asking.daemon.events(), why="it has not noticed")
-        assert asking.daemon.term() == 0
+        until(lambda: "http_listen_failed" in api.daemon.events(), why="it has not noticed")
+        assert api.daemon.term() == 0
         assert (folder / "http").exists()
 
 
-def test_a_unix_socket_on_which_another_process_listens_is_not_replaced() -> None:
-    with short_folder() as folder, running_api(folder) as asking, serve_alone(asking.daemon):
+def test_a_unix_socket_on_which_another_process_listens_is_not_replaced(api: Api, folder: Path) -> None:
+    with serve_alone(api.daemon):
         log = folder / "serve.log"
         until(lambda: "http_listen_failed" in log.read_text(), why="it has not said that the address is taken")
         assert "another process listens there" in log.read_text()
-        mine = children(asking.daemon.process.pid)
-        assert asking.get("/health/live")["status"] == "live" and len(mine) == 1
-        assert asking.daemon.term() == 0
+        mine = children(api.daemon.process.pid)
+        assert api.get("/health/live")["status"] == "live" and len(mine) == 1
+        assert api.daemon.term() == 0
         until(lambda: '"serving"' in log.read_text(), why="it has not taken over")
         with Web(folder / "http") as other:
             assert other.get("/health/live")["status"] == "live"
@@ -111,32 +110,32 @@ def test_a_failure_that_lasts_is_logged_less_and_less_often() -> None:
     assert reminder.due("taken")
 
 
-def test_a_token_is_required() -> None:
+@pytest.mark.configured(http={"token": TOKEN})
+def test_a_token_is_required(api: Api) -> None:
     closed = [path for path in documented("/health", "/docs") if path != "/"] + ["/nothing"]
-    with short_folder() as folder, running_api(folder, http={"token": TOKEN}) as asking:
-        asking.feed(CHAIN[0])
-        wrong = ("", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}", "Bearer")
-        for n, path in enumerate(closed * 2):
-            for printed in wrong[n % 3 :: 3]:
-                answer = asking.ask(path, **({"Authorization": printed} if printed else {}))
-                failure(answer, 401, "unauthorized")
-                assert answer.headers["www-authenticate"] == "Bearer" and answer.headers["cache-control"] == "no-store"
-                assert not set(TIP) & set(answer.headers)  # a stranger learns nothing
-        for path in ("/health/live", "/docs", "/"):
-            assert asking.ask(path).status_code == 200
-        shown = {"Authorization": f"Bearer {TOKEN}"}
-        assert asking.get("/api/v1/tip", **shown) == point(CHAIN[0])
-        failure(asking.ask("/nothing", **shown), 404, "unknown_path")
-        assert asking.ask("/health/ready").status_code in (200, 503)
-        assert TOKEN not in asking.daemon.log_text()
-        counted = 'utxod_query_seconds_count{route="unmatched",status="401"}'
-        until(lambda: counted in asking.ask("/metrics", **shown).text, why="it is not counted")
+    api.feed(CHAIN[0])
+    wrong = ("", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}", "Bearer")
+    for n, path in enumerate(closed * 2):
+        for printed in wrong[n % 3 :: 3]:
+            answer = api.ask(path, **({"Authorization": printed} if printed else {}))
+            failure(answer, 401, "unauthorized")
+            assert answer.headers["www-authenticate"] == "Bearer" and answer.headers["cache-control"] == "no-store"
+            assert not set(TIP) & set(answer.headers)  # a stranger learns nothing
+    for path in ("/health/live", "/docs", "/"):
+        assert api.ask(path).status_code == 200
+    shown = {"Authorization": f"Bearer {TOKEN}"}
+    assert api.get("/api/v1/tip", **shown) == point(CHAIN[0])
+    failure(api.ask("/nothing", **shown), 404, "unknown_path")
+    assert api.ask("/health/ready").status_code in (200, 503)
+    assert TOKEN not in api.daemon.log_text()
+    counted = 'utxod_query_seconds_count{route="unmatched",status="401"}'
+    until(lambda: counted in api.ask("/metrics", **shown).text, why="it is not counted")
 
 
-def test_a_daemon_without_a_store_requires_its_token_too() -> None:
-    with short_folder() as folder, running_api(folder, http={"token": TOKEN}, utxo={"enabled": False}) as asking:
-        failure(asking.ask("/api/v1/tip"), 401, "unauthorized")
-        failure(asking.ask("/api/v1/tip", Authorization=f"Bearer {TOKEN}"), 503, "not_enabled")
+@pytest.mark.configured(http={"token": TOKEN}, utxo={"enabled": False})
+def test_a_daemon_without_a_store_requires_its_token_too(api: Api) -> None:
+    failure(api.ask("/api/v1/tip"), 401, "unauthorized")
+    failure(api.ask("/api/v1/tip", Authorization=f"Bearer {TOKEN}"), 503, "not_enabled")
 
 
 def ready(web: Web) -> tuple[int, dict[str, Any]]:
@@ -155,24 +154,24 @@ def becomes(web: Web, status: int, word: str) -> dict[str, Any]:
     return content
 
 
-def test_ready_reports_whether_answers_are_fresh() -> None:
-    with short_folder() as folder, running_api(folder) as asking, asking.daemon.client() as feeder:
-        empty = becomes(asking.web, 503, "empty")
+def test_ready_reports_whether_answers_are_fresh(api: Api) -> None:
+    with api.daemon.client() as feeder:
+        empty = becomes(api.web, 503, "empty")
         assert empty["seconds_since_last_block"] is None and empty["lag_blocks"] is None
         assert "no block" in empty["reason"]
         feeder.feed(CHAIN[:2])
-        until(lambda: ready(asking.web)[1]["seconds_since_last_block"] is not None, why="it has not heard of the block")
-        found = becomes(asking.web, 200, "ready")
+        until(lambda: ready(api.web)[1]["seconds_since_last_block"] is not None, why="it has not heard of the block")
+        found = becomes(api.web, 200, "ready")
         assert 0 <= found["seconds_since_last_block"] < PATIENCE_S and found["lag_blocks"] is None
         feeder.hello(network_tip={"height": 12})
-        until(lambda: ready(asking.web)[1]["lag_blocks"] == 10, why="it has not heard of the network's tip")
-        assert ready(asking.web)[0] == 200  # ten blocks behind is not far
+        until(lambda: ready(api.web)[1]["lag_blocks"] == 10, why="it has not heard of the network's tip")
+        assert ready(api.web)[0] == 200  # ten blocks behind is not far
         feeder.hello(network_tip={"height": 13})
-        assert becomes(asking.web, 503, "behind")["lag_blocks"] == 11
-        assert asking.get("/api/v1/status")["chain"]["lag_blocks"] == 11
+        assert becomes(api.web, 503, "behind")["lag_blocks"] == 11
+        assert api.get("/api/v1/status")["chain"]["lag_blocks"] == 11
         feeder.feed(CHAIN[2:])
-        assert becomes(asking.web, 200, "ready")["lag_blocks"] == 10
-        assert asking.get("/health/live")["status"] == "live"
+        assert becomes(api.web, 200, "ready")["lag_blocks"] == 10
+        assert api.get("/health/live")["status"] == "live"
 
 
 def test_a_worker_answers_without_its_daemon_and_reports_it() -> None:
@@ -278,17 +277,16 @@ def test_a_daemon_that_is_killed_early_leaves_no_worker_behind(tmp_path: Path, a
         until(lambda: removed(*workers), why="a worker outlives its daemon", within_s=5)
 
 
-def test_a_worker_follows_a_map_that_grows() -> None:
+@pytest.mark.configured(storage={"map_size": "1MiB", "max_map_size": "256MiB"})
+def test_a_worker_follows_a_map_that_grows(api: Api) -> None:
     ann = f"/api/v1/addresses/{address('ann').hex()}/utxos"
-    storage = {"map_size": "1MiB", "max_map_size": "256MiB"}
-    with short_folder() as folder, running_api(folder, storage=storage) as asking:
-        parent = block(None, tx("first", output("ann", 7)))
-        asking.feed(parent)
-        assert len(asking.get(ann)) == 1
-        for number in range(4):
-            many = [output(f"{number}/{n}", 1, inline_datum=digest(number, n) * 8) for n in range(2000)]
-            parent = block(parent, tx(number, *many))
-            asking.feed(parent)
-            assert asking.get("/api/v1/tip") == point(parent)
-            assert [each["lovelace_amount"] for each in asking.get(ann)] == [7]
-        assert "map_grown" in asking.daemon.events()
+    parent = block(None, tx("first", output("ann", 7)))
+    api.feed(parent)
+    assert len(api.get(ann)) == 1
+    for number in range(4):
+        many = [output(f"{number}/{n}", 1, inline_datum=digest(number, n) * 8) for n in range(2000)]
+        parent = block(parent, tx(number, *many))
+        api.feed(parent)
+        assert api.get("/api/v1/tip") == point(parent)
+        assert [each["lovelace_amount"] for each in api.get(ann)] == [7]
+    assert "map_grown" in api.daemon.events()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_a_large_transaction(fed_api: Api) -> None:
     record(fed_api, "big", tx_inpoints=inpoints(at("q", 1)), **mined | sizes | more)
 
 
-def test_version_lock_time_and_previous_outputs_of_a_submission() -> None:
+def test_version_lock_time_and_previous_outputs_of_a_submission(api: Api) -> None:
     previous = {"value": 7, "script": address("p0").hex()}
     full: Message = {"version": 2, "lock_time": 500_000_000, "previous": [[7, address("p0")], None]}
     names = ("both", "submitted", "block's")
@@ -127,48 +128,46 @@ def test_version_lock_time_and_previous_outputs_of_a_submission() -> None:
     first = block(None, tx("first", *(output(f"o{n}", 7) for n in range(6))))
     other: Message = {"version": -1, "lock_time": 2**64 - 1, "previous": [None, [1, b""]]}
     late = tx("chain only", output("x"), **full | {"previous": []})
-    with short_folder() as folder, running_api(folder) as api:
-        one_by_one(api, first, submit(bare["both"] | full), submit(bare["submitted"] | full), submit(bare["block's"]))
-        one_by_one(api, block(first, bare["both"] | other, bare["submitted"], bare["block's"] | full, late))
-        for name in names:
-            found = api.get(path(name))
-            assert (found["version"], found["lock_time"]) == (2, 500_000_000), name
-            places = inpoints(*spends[name])
-            assert found["tx_inpoints"] == [places[0] | previous, places[1]], name
-        found = api.get(path("chain only"))
-        assert (found["has_record"], found["version"], found["lock_time"]) == (False, None, None)
-        again = {**bare["both"], "txid": digest("tx", "again"), "inputs": [at("both")], **other, "previous": [[1, b""]]}
-        one_by_one(api, submit(again), back_to(first))
-        found = api.get(path("again"))
-        assert (found["version"], found["lock_time"]) == (-1, 2**64 - 1)
-        assert found["tx_inpoints"] == [inpoints(at("both"))[0] | {"value": 1, "script": ""}]
-        assert api.get(path("both"))["tx_inpoints"][0]["value"] == 7
-        api.daemon.assert_sound()
+    one_by_one(api, first, submit(bare["both"] | full), submit(bare["submitted"] | full), submit(bare["block's"]))
+    one_by_one(api, block(first, bare["both"] | other, bare["submitted"], bare["block's"] | full, late))
+    for name in names:
+        found = api.get(path(name))
+        assert (found["version"], found["lock_time"]) == (2, 500_000_000), name
+        places = inpoints(*spends[name])
+        assert found["tx_inpoints"] == [places[0] | previous, places[1]], name
+    found = api.get(path("chain only"))
+    assert (found["has_record"], found["version"], found["lock_time"]) == (False, None, None)
+    again = {**bare["both"], "txid": digest("tx", "again"), "inputs": [at("both")], **other, "previous": [[1, b""]]}
+    one_by_one(api, submit(again), back_to(first))
+    found = api.get(path("again"))
+    assert (found["version"], found["lock_time"]) == (-1, 2**64 - 1)
+    assert found["tx_inpoints"] == [inpoints(at("both"))[0] | {"value": 1, "script": ""}]
+    assert api.get(path("both"))["tx_inpoints"][0]["value"] == 7
+    api.daemon.assert_sound()
 
 
-def test_a_transaction_is_frozen_when_all_of_it_is() -> None:
+@pytest.mark.configured(transactions=TRANSACTIONS)
+def test_a_transaction_is_frozen_when_all_of_it_is(api: Api) -> None:
     first = block(None, tx("chain", output("x"), output("y"), DATA), tx("spent", output("x"), output("y")))
     large = tx("large", *(output(f"o{n}") for n in range(PAGE + 2)))
     everything = [at("chain"), at("chain", 1), *(at("large", n) for n in range(PAGE + 2)), at("spent", 1)]
-    with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
-        one_by_one(api, first, submit(large), submit(tx("c", output("z"), spends=[at("spent")])))
-        one_by_one(api, on_outputs("OutputsFrozen", *everything))
-        frozen = {"chain": True, "large": True, "spent": False, "c": False}
-        assert {name: api.get(path(name))["frozen"] for name in frozen} == frozen
-        one_by_one(api, on_outputs("OutputsUnfrozen", at("large", PAGE + 1), at("chain", 1)))
-        assert [api.get(path(name))["frozen"] for name in frozen] == [False] * 4
+    one_by_one(api, first, submit(large), submit(tx("c", output("z"), spends=[at("spent")])))
+    one_by_one(api, on_outputs("OutputsFrozen", *everything))
+    frozen = {"chain": True, "large": True, "spent": False, "c": False}
+    assert {name: api.get(path(name))["frozen"] for name in frozen} == frozen
+    one_by_one(api, on_outputs("OutputsUnfrozen", at("large", PAGE + 1), at("chain", 1)))
+    assert [api.get(path(name))["frozen"] for name in frozen] == [False] * 4
 
 
-def test_a_genesis_transaction() -> None:
+def test_a_genesis_transaction(api: Api) -> None:
     seeded = [{"txid": digest("genesis"), "index": 7, "output": output("seed")}]
-    with short_folder() as folder, running_api(folder) as api:
-        api.feed({"type": "GenesisOutputs", "outputs": seeded})
-        for empty_block in (block(None), block(block(None))):
-            found = api.get(f"/api/v1/txs/{digest('genesis').hex()}")
-            assert (found["status"], found["block_heights"], found["record_utxos"]) == ("mined", [0], 1)
-            slots = api.get(f"/api/v1/txs/{digest('genesis').hex()}/utxos")
-            assert [each["status"] for each in slots] == ["none"] * 7 + ["unspent"]
-            api.feed(empty_block)
+    api.feed({"type": "GenesisOutputs", "outputs": seeded})
+    for empty_block in (block(None), block(block(None))):
+        found = api.get(f"/api/v1/txs/{digest('genesis').hex()}")
+        assert (found["status"], found["block_heights"], found["record_utxos"]) == ("mined", [0], 1)
+        slots = api.get(f"/api/v1/txs/{digest('genesis').hex()}/utxos")
+        assert [each["status"] for each in slots] == ["none"] * 7 + ["unspent"]
+        api.feed(empty_block)
 
 
 def slot(index: int, status: str, text: str | None, *by: Any, spendable_in: int | None = None) -> Message:
@@ -219,17 +218,17 @@ def test_parameters_of_slots_that_are_refused(fed_api: Api) -> None:
     assert fed_api.get(path("a", "/utxos?unknown=1"))
 
 
-def test_a_cursor_across_a_rollback() -> None:
-    with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
-        one_by_one(api, FIRST, submit(BIG))
-        kept = api.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
-        api.feed(SECOND)
-        cut = api.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
-        assert [each["output_index"] for each in api.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
-        api.feed(back_to(FIRST))
-        failure(api.ask(path("big", f"/utxos?cursor={cut}")), 409, "cursor_gone")
-        failure(api.ask(path("big", f"/utxos?cursor={cut}"), **{"If-None-Match": "*"}), 409, "cursor_gone")
-        assert [each["output_index"] for each in api.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
+@pytest.mark.configured(transactions=TRANSACTIONS)
+def test_a_cursor_across_a_rollback(api: Api) -> None:
+    one_by_one(api, FIRST, submit(BIG))
+    kept = api.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
+    api.feed(SECOND)
+    cut = api.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
+    assert [each["output_index"] for each in api.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
+    api.feed(back_to(FIRST))
+    failure(api.ask(path("big", f"/utxos?cursor={cut}")), 409, "cursor_gone")
+    failure(api.ask(path("big", f"/utxos?cursor={cut}"), **{"If-None-Match": "*"}), 409, "cursor_gone")
+    assert [each["output_index"] for each in api.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
 
 
 @pytest.mark.parametrize(("name", "raw"), [("a", b"\x00\xff"), ("big", LONG), ("whole", b"of a block")])
@@ -256,21 +255,22 @@ def test_bytes_that_are_not_kept(fed_api: Api) -> None:
             failure(answer, 404, "no_bytes", txid(name))
 
 
-def test_a_blob_store_that_is_away() -> None:
-    with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
-        api.feed(FIRST, submit(BIG), submit(UNMINED))
-        blobs = folder / "data" / "blobs"
-        blobs.rename(folder / "away")
-        failure(api.ask(path("big", "/raw")), 503, "blob_store_away", "blobs")
-        assert api.get(path("big"))["external"] and api.get(path("a", "/raw"))
-        assert not blobs.exists()  # reading does not create the folder
-        (folder / "away").rename(blobs)
-        assert api.ask(path("big", "/raw"), **OCTETS).content == LONG
-        shutil.rmtree(blobs / txid("big")[:2])
-        failure(api.ask(path("big", "/raw")), 404, "no_bytes")
+@pytest.mark.configured(transactions=TRANSACTIONS)
+def test_a_blob_store_that_is_away(api: Api, folder: Path) -> None:
+    api.feed(FIRST, submit(BIG), submit(UNMINED))
+    blobs = folder / "data" / "blobs"
+    blobs.rename(folder / "away")
+    failure(api.ask(path("big", "/raw")), 503, "blob_store_away", "blobs")
+    assert api.get(path("big"))["external"] and api.get(path("a", "/raw"))
+    assert not blobs.exists()  # reading does not create the folder
+    (folder / "away").rename(blobs)
+    assert api.ask(path("big", "/raw"), **OCTETS).content == LONG
+    shutil.rmtree(blobs / txid("big")[:2])
+    failure(api.ask(path("big", "/raw")), 404, "no_bytes")
 
 
-def test_the_etag_changes_with_the_record_at_an_unchanged_tip() -> None:
+@pytest.mark.configured(transactions=TRANSACTIONS)
+def test_the_etag_changes_with_the_record_at_an_unchanged_tip(api: Api) -> None:
     steps = [
         message_about("TxLocked", "a"),
         message_about("TxUnlocked", "a"),
@@ -278,19 +278,18 @@ def test_the_etag_changes_with_the_record_at_an_unchanged_tip() -> None:
         message_about("TxPreserved", "a", until=9),
         submit(tx("child", output("x"), spends=[at("a", 1)])),
     ]
-    with short_folder() as folder, running_api(folder, transactions=TRANSACTIONS) as api:
-        api.feed(FIRST, submit(UNMINED))
-        for step in steps:
-            before = {each: api.ask(path("a", each)) for each in ("", "/utxos", "/raw")}
-            api.feed(step)
-            for each, old in before.items():
-                new = api.ask(path("a", each), **{"If-None-Match": old.headers["etag"]})
-                assert [new.headers[name] for name in TIP] == [old.headers[name] for name in TIP]
-                same = api.ask(path("a", each)).content == old.content
-                assert new.status_code == (304 if same else 200), (step, each)
-            slots, records = api.get(path("a", "/utxos")), api.get(path("a"))
-            assert (slots, records) != (before["/utxos"].json(), before[""].json()), step
-        assert api.ask(path("a"), **{"If-None-Match": "*"}).status_code == 304
+    api.feed(FIRST, submit(UNMINED))
+    for step in steps:
+        before = {each: api.ask(path("a", each)) for each in ("", "/utxos", "/raw")}
+        api.feed(step)
+        for each, old in before.items():
+            new = api.ask(path("a", each), **{"If-None-Match": old.headers["etag"]})
+            assert [new.headers[name] for name in TIP] == [old.headers[name] for name in TIP]
+            same = api.ask(path("a", each)).content == old.content
+            assert new.status_code == (304 if same else 200), (step, each)
+        slots, records = api.get(path("a", "/utxos")), api.get(path("a"))
+        assert (slots, records) != (before["/utxos"].json(), before[""].json()), step
+    assert api.ask(path("a"), **{"If-None-Match": "*"}).status_code == 304
 
 
 @pytest.mark.parametrize("more", ["", "/raw", "/utxos"])
@@ -322,30 +321,30 @@ SOON = {
 }
 
 
-def test_a_transaction_that_was_spent_long_ago_is_pruned() -> None:
-    with short_folder() as folder, running_api(folder, **SOON) as api:
-        one_by_one(api, FIRST, submit(SPENT), SPENDING, LAST)
-        assert (api.get(path("a"))["delete_at_height"], api.get(path("p"))["delete_at_height"]) == (6, 5)
-        more = empty(LAST, 3)
-        api.feed(more[0])
-        assert api.get(path("a"))["has_record"] is True and api.get(path("p"))["has_record"] is False
-        api.feed(*more[1:])
-        removed(api, "p")
-        removed(api, "a")
-        assert api.get(f"/api/v1/utxos/{txid('p')}/0")["spent_tx_hash"] == txid("a")  # its rows are kept
-        assert api.get(path("b"))["status"] == "mined"
-        api.feed(back_to(LAST))
-        assert api.get(path("p"))["status"] == "mined"
+@pytest.mark.configured(**SOON)
+def test_a_transaction_that_was_spent_long_ago_is_pruned(api: Api) -> None:
+    one_by_one(api, FIRST, submit(SPENT), SPENDING, LAST)
+    assert (api.get(path("a"))["delete_at_height"], api.get(path("p"))["delete_at_height"]) == (6, 5)
+    more = empty(LAST, 3)
+    api.feed(more[0])
+    assert api.get(path("a"))["has_record"] is True and api.get(path("p"))["has_record"] is False
+    api.feed(*more[1:])
+    removed(api, "p")
+    removed(api, "a")
+    assert api.get(f"/api/v1/utxos/{txid('p')}/0")["spent_tx_hash"] == txid("a")  # its rows are kept
+    assert api.get(path("b"))["status"] == "mined"
+    api.feed(back_to(LAST))
+    assert api.get(path("p"))["status"] == "mined"
 
 
-def test_a_transaction_is_found_while_a_submission_claims_its_last_output() -> None:
+@pytest.mark.configured(**SOON)
+def test_a_transaction_is_found_while_a_submission_claims_its_last_output(api: Api) -> None:
     last = block(FIRST, tx("some", output("s0"), spends=[at("p"), at("p", 1)]))
-    with short_folder() as folder, running_api(folder, **SOON) as api:
-        one_by_one(api, FIRST, last)
-        api.feed(*empty(last, 6))
-        one_by_one(api, submit(tx("waits", output("w0"), spends=[at("p", 3)])))
-        found = api.get(path("p"))
-        assert (found["has_record"], found["spent_utxos"], found["delete_at_height"]) == (False, 3, None)
+    one_by_one(api, FIRST, last)
+    api.feed(*empty(last, 6))
+    one_by_one(api, submit(tx("waits", output("w0"), spends=[at("p", 3)])))
+    found = api.get(path("p"))
+    assert (found["has_record"], found["spent_utxos"], found["delete_at_height"]) == (False, 3, None)
 
 
 def test_nothing_is_deleted_while_the_node_reorganises() -> None:
@@ -420,19 +419,19 @@ def test_pages_of_jobs(pruned: Api) -> None:
         failure(pruned.ask(f"{JOBS}?{query}"), 400, "bad_parameter", query.partition("=")[0])
 
 
-def test_a_new_job_changes_the_tag_and_a_rollback_ends_a_cursor() -> None:
-    with short_folder() as folder, running_api(folder, **SOON) as api:
-        blocks = feed_jobs(api, 4)
-        before = api.ask(f"{JOBS}?count=2")
-        api.feed(back_to(blocks[-2]))
-        failure(api.ask(f"{JOBS}?cursor={before.headers['x-next-cursor']}"), 409, "cursor_gone")
-        api.feed(block(blocks[-2], branch="other"), block(block(blocks[-2], branch="other")))
-        jobs = settled(api, 7)
-        assert jobs[0]["number"] > before.json()[0]["number"]
-        assert api.ask(f"{JOBS}?count=2").headers["etag"] != before.headers["etag"]
+@pytest.mark.configured(**SOON)
+def test_a_new_job_changes_the_tag_and_a_rollback_ends_a_cursor(api: Api) -> None:
+    blocks = feed_jobs(api, 4)
+    before = api.ask(f"{JOBS}?count=2")
+    api.feed(back_to(blocks[-2]))
+    failure(api.ask(f"{JOBS}?cursor={before.headers['x-next-cursor']}"), 409, "cursor_gone")
+    api.feed(block(blocks[-2], branch="other"), block(block(blocks[-2], branch="other")))
+    jobs = settled(api, 7)
+    assert jobs[0]["number"] > before.json()[0]["number"]
+    assert api.ask(f"{JOBS}?count=2").headers["etag"] != before.headers["etag"]
 
 
-def test_a_daemon_that_does_not_prune() -> None:
-    with short_folder() as folder, running_api(folder, pruner={"enabled": False}) as api:
-        api.feed(FIRST)
-        failure(api.ask(JOBS), 503, "not_enabled", "pruner.enabled")
+@pytest.mark.configured(pruner={"enabled": False})
+def test_a_daemon_that_does_not_prune(api: Api) -> None:
+    api.feed(FIRST)
+    failure(api.ask(JOBS), 503, "not_enabled", "pruner.enabled")
