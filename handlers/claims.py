@@ -12,7 +12,7 @@ from handlers import spending
 from handlers.spending import Fault, TxFault
 from handlers.states import refuse_if_in_chain, set_conflicting
 from handlers.transactions import Held, Slot, TxView, show
-from storage.pool_layout import OutPoint, claim, claimant
+from storage.pool_layout import FROZEN, HASH, OutPoint, claim, claimant
 
 UNKNOWN = Fault("TX_NOT_FOUND")
 
@@ -94,8 +94,7 @@ def children(view: TxView, txid: bytes) -> list[bytes]:
     record = view.record(txid)
     found = dict.fromkeys(record.conflicting_children if record else [])
     for number in range(record.pages + 1 if record else 1):
-        rows = (row for _, row in view.slots(txid, number) if spending.spent(row))
-        found.update(dict.fromkeys(claimant(row)[0] for row in rows))
+        found.update(dict.fromkeys(by[:HASH] for by in view.claims(txid, number).values() if by != FROZEN))
     return list(found)
 
 
@@ -164,7 +163,7 @@ def _check_can_lose(view: TxView, txid: bytes) -> None:
     if held.record.mined:
         raise TxFault("PROCESSING", f"transaction {txid.hex()} is in block {held.record.block_heights[-1]}")
     for number in range(held.record.pages + 1):
-        if any(spending.frozen(row) for _, row in view.slots(txid, number)):
+        if FROZEN in view.claims(txid, number).values():
             raise TxFault("PROCESSING", f"transaction {txid.hex()} has frozen outputs")
 
 

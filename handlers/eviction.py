@@ -215,13 +215,12 @@ class Evictor:
 
 def _children(view: TxView, txid: bytes) -> Iterator[bytes]:
     """Yield the unmined transactions that build on one, or raise `_Stays`."""
-    view.touch(txid)  # the claims on a ghost have rows then
     record = view.record(txid)
     if record is None or record.creating:
         raise _Stays
     found = dict.fromkeys(record.conflicting_children)
     for number in range(record.pages + 1):
-        page, claims = view.rows.page(txid, number), view.rows.claims(txid, number).values()
+        page, claims = view.rows.page(txid, number) if number else record, view.claims(txid, number).values()
         if page is None or page.reassignments or FROZEN in claims:
             raise _Stays
         found.update(dict.fromkeys(by[:HASH] for by in claims))

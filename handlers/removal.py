@@ -13,7 +13,6 @@ from time import monotonic
 
 import structlog
 
-from handlers import spending
 from handlers.claims import children
 from handlers.spending import TxFault
 from handlers.states import enter_child
@@ -21,7 +20,7 @@ from handlers.transactions import Transactions, TxView
 from storage.blobname import blob_name
 from storage.blobs import BlobFailed
 from storage.jobs import JobStore
-from storage.pool_layout import Record
+from storage.pool_layout import FROZEN, Record
 
 log = structlog.get_logger("transactions")
 
@@ -83,7 +82,7 @@ def _may_be_withdrawn(view: TxView, txid: bytes, why: str) -> bool:
     for number in range(record.pages + 1 if record else 0):
         page = view.rows.page(txid, number)
         reassigned = page is not None and page.reassignments
-        if reassigned or any(spending.frozen(row) for _, row in view.slots(txid, number)):
+        if reassigned or FROZEN in view.claims(txid, number).values():
             raise TxFault("FROZEN", f"{name} has a frozen or reassigned output")
     return record is not None
 

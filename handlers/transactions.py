@@ -95,9 +95,8 @@ class TxView:
         record = self.rows.record(txid)
         if record is not None:
             return Held(txid, record)
-        if not self._haunted:
-            return None
-        if txid not in self._haunting and (ghost := self.ghosts.find(self.txn, txid)) is not None:
+        look = self._haunted and txid not in self._haunting
+        if look and (ghost := self.ghosts.find(self.txn, txid)) is not None:
             self._haunting[txid] = Held(txid, self._ghost_record(ghost), ghost=ghost)
         return self._haunting.get(txid)
 
@@ -133,6 +132,13 @@ class TxView:
             by = None if ghost is None else claim(*ghost)
         return by
 
+    def claims(self, txid: bytes, page: int = 0) -> dict[int, bytes]:
+        """Return the claims on outputs of a page, by slot: spenders, and marks of frozen outputs."""
+        claims = self.rows.claims(txid, page)
+        if self._haunted and page == 0 and self.rows.record(txid) is None:
+            claims = {index: claim(*by) for index, by in self.ghosts.claims(self.txn, txid).items()} | claims
+        return claims
+
     def row(self, outpoint: OutPoint) -> bytes | None:
         """Return the content of an output's slot."""
         return None if (held := self.get(outpoint[0])) is None else self.slot(held, outpoint[1])[3]
@@ -149,11 +155,7 @@ class TxView:
 
     def _claims_on_chain(self, txid: bytes) -> dict[int, bytes]:
         """Return the slots of a ghost, or the claimed ones of a transaction of the chain."""
-        claims, any_ghosts = self.rows.claims(txid, 0), self._haunted
-        ghost = self.ghosts.find(self.txn, txid) if any_ghosts else None
-        if any_ghosts:
-            theirs = self.ghosts.claims(self.txn, txid)
-            claims = {index: claim(*by) for index, by in theirs.items()} | claims
+        claims, ghost = self.claims(txid), self.ghosts.find(self.txn, txid) if self._haunted else None
         if ghost is not None:
             names = {i: self.ghosts.name(self.txn, ghost, i) for i in self.ghosts.indexes(self.txn, ghost)}
             return {index: (name or NO_NAME) + claims.get(index, b"") for index, name in names.items()}
@@ -213,8 +215,7 @@ class TxView:
     def make_record(self, tx: TxFound, *, spent: Sequence[OutPoint] | None = None) -> Record:
         """Make a record of a transaction of the chain, with all that the chain still has of it."""
         record, slots = self.counted(tx)
-        record.created_at = now()
-        record.delete_at = None
+        record.created_at, record.delete_at = now(), None
         spending.settle(record, max(self.height, 1), self.rules.retention)
         inputs = self.chain.inputs(self.txn, tx) if spent is None else spent
         self.enter(tx.txid, record, slots, Body(list(inputs)))
@@ -281,11 +282,9 @@ class TxView:
         if found is None or (found[1] == 0 and found[0] is not held.record):  # it has its own record since
             found = self.slot(held, index)
         page, number, slot, row = found
-        if row is None:
-            return False
+        if row is None or row[HASH:] == by:
+            return row is not None
         had = row[HASH:]
-        if had == by:
-            return True
         if self._haunted and number == 0:
             self._touch_claimant(held.txid, index)
         self.rows.put_claim(held.txid, number, slot, by or None)

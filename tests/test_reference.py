@@ -21,7 +21,7 @@ from handlers.events import Error, Inbound, Pruned, Welcome
 from handlers.refusal import CODES
 
 FILE = ROOT / "docs" / "messages.md"
-REFUSING = {"Refused", "Refusal", "TxFault", "Fault", "PendingFull"}
+REFUSING = {"Refused", "Refusal", "TxFault", "Fault"}
 OF_TIME = {"version", "store_id", "seconds_since_last_block", "feeder_away_s", "newest_sequence"}
 
 
