@@ -56,7 +56,6 @@ def report(daemon: Daemon, code: int) -> dict[str, object]:
 
 
 def handlers(found: dict[str, object]) -> dict[str, tuple[str, str]]:
-    """Return the state and the detail of each part."""
     return {part["name"]: (part["state"], part["detail"]) for part in found["handlers"]}  # type: ignore[attr-defined]
 
 

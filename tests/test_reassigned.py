@@ -43,7 +43,6 @@ def client(api: Api) -> Iterator[Client]:
 
 
 def give(outpoint: list[Any], heir: bytes) -> list[Message]:
-    """Return what gives an output to another."""
     return [
         {"type": "OutputsFrozen", "outpoints": [outpoint]},
         {"type": "OutputReassigned", "outpoint": outpoint, "address": heir},
@@ -51,7 +50,6 @@ def give(outpoint: list[Any], heir: bytes) -> list[Message]:
 
 
 def staked(name: str, stake: str) -> bytes:
-    """Return a base address."""
     return b"\x01" + digest("credential", name, size=28) + digest("stake", stake, size=28)
 
 
@@ -82,7 +80,6 @@ def held(api: Api, where: str, *, more: str = "") -> list[Row]:
 
 
 def one_by_one(api: Api, path: str) -> list[Any]:
-    """Return a list of pages of one."""
     found, cursor = [], ""
     while True:
         answer = api.ask(path + cursor)
@@ -120,7 +117,6 @@ def record(api: Api, name: str) -> Record | None:
 
 
 def test_it_is_the_new_owner_s_from_its_height_on(api: Api, client: Client) -> None:
-    """To the block; before, and again after a rollback below, it is the old owner's."""
     outputs = [output("ann", 10), output("ann", 11), output("bob", 12)]
     one = block(None, tx("p", *outputs), tx("q", output("bob", 13)))
     two = block(one)
@@ -176,7 +172,6 @@ def what_outputs_hold(api: Api, client: Client, *, by_policy: bool) -> None:
 
 
 def test_a_page_that_was_written_before_is_not_given_again(api: Api, client: Client) -> None:
-    """The same outputs in the same order, once as the old owner's, once as the new one's."""
     one = block(None, tx("p", {"address": address("ann"), "value": 9} | GOLD))
     two, three = block(one), block(block(one))
     done(client, one, *give(at("p"), address("heir")), two)
@@ -213,7 +208,6 @@ def test_given_on_and_back(api: Api, client: Client) -> None:
 
 
 def test_what_no_block_has_yet(api: Api, client: Client) -> None:
-    """An unmined transaction, small and large: its block determines the first owner."""
     one = block(None)
     small = tx("small", output("ann", 3))
     large = tx("large", *(output(name, n + 1) for n, name in enumerate(["x", "x", "x", "ann", "x"])))
@@ -339,7 +333,6 @@ def test_the_record_is_deleted_when_no_rollback_can_restore_the_output() -> None
 
 
 def test_many_outputs_of_which_a_few_were_reassigned(api: Api, client: Client) -> None:
-    """Pages, cursors and orders: what came is in its place, what went leaves no gap."""
     names = ["ann", "bob"]
     one = block(None, *(tx(f"t{n}", *(output(names[(n + m) % 2], n * 10 + m) for m in range(3))) for n in range(12)))
     given = [at(f"t{n}", m) for n, m in ((0, 0), (3, 2), (5, 1), (11, 2), (11, 1))]

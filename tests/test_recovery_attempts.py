@@ -180,7 +180,6 @@ async def test_an_attempt_that_outlives_the_service_keeps_its_row(on_sqlite: Sto
 
 
 async def test_a_worker_is_replaced_while_its_attempt_does_not_end(on_sqlite: Storage) -> None:
-    """By one worker at a time; when the attempt ends at last there are not two."""
     running, most = Counter[bool](), 0
 
     async def counted(txid: bytes) -> Outcome:
@@ -259,7 +258,6 @@ async def test_a_clock_that_is_set_back_holds_no_row_of_a_killed_instance(storag
 
 
 async def test_a_clock_that_is_set_back_does_not_put_rows_off(tmp_path: Path) -> None:
-    """While the file is open, and while it is closed."""
     skew_ms = 2 * round(HOUR) * 1000
 
     def skewed() -> int:
@@ -294,8 +292,6 @@ async def test_a_clock_that_is_set_back_does_not_put_rows_off(tmp_path: Path) ->
 
 
 class Wrong:
-    """A handler written without reading how."""
-
     def __init__(self, answer: Callable[[], Any]) -> None:
         self.answer = answer
 
@@ -330,7 +326,6 @@ async def giving(answer: Any) -> Any:
 async def test_a_handler_that_misbehaves_fails_its_row(
     on_sqlite: Storage, answer: Callable[[], Any], error: str
 ) -> None:
-    """Also with only one worker: it continues."""
     await old(on_sqlite, 1)
     async with managing(on_sqlite, Wrong(answer), max_attempts=2, worker_count=1):
         await until(becomes(on_sqlite, tx(1), "dead"))

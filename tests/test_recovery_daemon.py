@@ -101,7 +101,6 @@ def test_commands_read_the_tables_on_a_read_only_disk(tmp_path: Path) -> None:
 
 
 def test_a_row_follows_its_transaction(folder: Path) -> None:
-    """Pending, confirmed when it is deep enough, deleted when another has won, pending again after a rollback."""
     with (
         running(folder, recovery=SOON, utxo={"rollback_window": 20}) as daemon,
         daemon.client() as client,
@@ -230,7 +229,6 @@ def test_what_is_discarded_claims_nothing(folder: Path) -> None:
 
 
 def test_a_held_transaction_that_no_other_source_has_becomes_an_orphan(folder: Path) -> None:
-    """Until a block has it after all."""
     with (
         running(folder, recovery=SOON | {"not_found_grace_period": "2s"}) as daemon,
         daemon.client() as client,

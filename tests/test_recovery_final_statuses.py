@@ -42,7 +42,6 @@ class Life:
         self.reporter = FinalStatusReporter(storage, self.changes, self.publish, CapacityLimiter(1), lambda: 7)
 
     def publish(self) -> None:
-        """Stand for the bus."""
         self.received += cast("list[TxStatusChanged]", self.changes.take())
 
     async def conclude(self, status: Any, *numbers: int) -> None:

@@ -132,7 +132,6 @@ def are(storage: Storage, **expected: Status) -> Any:
 
 
 async def test_facts_logged_while_no_process_reads_are_read_later(lab: Lab, log: Log) -> None:
-    """Also of what is mined, or lost, by the time that it can be written: its end is marked like any other."""
     async with lab.storage(reporter="me") as storage:
         await begun(log, storage)
         log.log(
@@ -230,7 +229,6 @@ async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(storage: Storag
 
 
 async def test_facts_wait_in_the_log_while_the_database_is_away(sqlite_lab: Lab, log: Log) -> None:
-    """Also where it did what was asked, and its answer was lost."""
     async with sqlite_lab.storage(reporter="me") as storage:
         await begun(log, storage)
         shaky = Shaky(storage)
@@ -284,7 +282,6 @@ async def test_a_survey_replaces_facts_that_are_no_longer_kept(on_sqlite: Storag
 
 
 async def test_another_log_is_not_read_on(on_sqlite: Storage, log: Log, tmp_path: Path) -> None:
-    """A shorter one, and one that has as many facts as were read of the one before."""
     log.log(*status_facts("pending", 1, 2, 3))
     await begun(log, on_sqlite)
     for facts, reason in ((0, "is in the future"), (9, "the change log is not the one")):

@@ -179,7 +179,6 @@ class Node:
             await service
 
     async def agrees(self) -> None:
-        """Wait until each row has its right status."""
         assert self.service is not None
         right, waiting = await to_thread.run_sync(self._right, limiter=self.writer)
         give_up, wrong, rows = monotonic() + SETTLED_S, {"all": "not read"}, dict[bytes, Recovering]()

@@ -53,7 +53,6 @@ def test_what_is_being_created_is_not_healed(subject: Subject, monkeypatch: pyte
 
 
 def test_locks_without_a_transaction_are_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many transactions there are: the walk is made of steps."""
     monkeypatch.setattr(handlers.recovery.records, "_SEEKS", 2)
     for n in range(5):
         subject.run({"op": "create", "tx": f"T{n}", "outs": 1, "height": 1})
@@ -74,7 +73,6 @@ def test_locks_without_a_transaction_are_found(subject: Subject, monkeypatch: py
 
 
 def test_whatever_waits_is_found_in_steps(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when many wait since the same height, and when a step ends between two heights."""
     monkeypatch.setattr(handlers.recovery.records, "_SEEKS", 3)
     for n in range(11):
         subject.run({"op": "create", "tx": f"W{n}", "outs": 1, "height": 1 + n // 4})

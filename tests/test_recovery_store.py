@@ -436,7 +436,6 @@ async def test_postgres_reads_its_batch_and_not_the_table(on_postgres: Storage, 
 
 
 async def test_results_are_written_by_key_before_there_are_statistics(on_postgres: Storage, pg_lab: Lab) -> None:
-    """An owner that holds many rows, in a table that was never analysed: the index of owners would be tempting."""
     await pg_lab.sql("ALTER TABLE {t} SET (autovacuum_enabled = false)")
     await on_postgres.add([tx(n) for n in range(20_000)], 0.0, 60.0)
     claims = await on_postgres.claim("A", 30.0, 10_000)

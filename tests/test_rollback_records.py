@@ -146,7 +146,6 @@ def test_inputs_in_another_order_are_those_of_the_block(local: LocalDaemon, clie
 
 @pytest.mark.parametrize("outputs", [0, 1, 3, 5])
 def test_outputs_are_those_of_the_block(local: LocalDaemon, client: LocalClient, outputs: int) -> None:
-    """Fewer than submitted, others, or more, as many as make a transaction large."""
     submitted = tx("s", output("a"), output("b"), raw=b"submitted")
     mined_tx = tx("s", *(output(f"c{n}") for n in range(outputs)), raw=b"mined")
     one = block(None, mined_tx)
@@ -181,7 +180,6 @@ def test_age_and_marks_are_kept_with_another_content(local: LocalDaemon, client:
 
 
 def test_a_repeated_coinbase_is_rolled_back_to_the_first(local: LocalDaemon, client: LocalClient) -> None:
-    """As in two of Bitcoin's blocks: no message is false."""
     reward = tx("reward", output("m"), coinbase=True, raw=b"raw")
     one = block(None, reward)
     two = block(one)

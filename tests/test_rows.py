@@ -70,7 +70,6 @@ ORIGIN = sealed([[1, 2, 3, 4]])  # a state without its last fields
 
 
 def test_what_the_store_reads_is_whole(tmp_path: Path) -> None:
-    """Also where the checksum is right, but the last field is missing."""
     with open_chain(tmp_path) as chain:
         store = chain.store
         feed(chain, made_block(None))

@@ -239,7 +239,6 @@ def test_nohup_keeps_a_feed(tmp_path: Path) -> None:
 
 
 def test_a_dump_shows_what_the_daemon_is_doing(tmp_path: Path) -> None:
-    """Whatever `log.level` is, in one line; thousands of clients that wait alike are one stack."""
     with running(tmp_path, log={"level": "error"}) as daemon, daemon.client() as feeder:
         feeder.feed(chain(3))
         idle = [daemon.client() for _ in range(30)]
@@ -326,7 +325,6 @@ BROKEN = {
 
 
 def test_a_broken_file_changes_nothing(folder: Path) -> None:
-    """Not for the workers either: one that is started again has the configuration in force."""
     with running(folder, http={"workers": 1, "listen": f"unix:{folder}/http"}) as daemon, Web(folder / "http") as web:
         web.ask("/health/live")
         whole = daemon.config.read_text()

@@ -67,7 +67,6 @@ def families(draw: st.DrawFn) -> dict[bytes, tuple[int, list[OutPoint]]]:
     ],
 )
 def test_who_loses_to_others(code: str, faults: list[tuple[str, bytes | None]], loses_to: bytes | None) -> None:
-    """Only a transaction whose every fault is that another transaction has the input."""
     inputs = {n: Fault(why, (by, 0) if by else None) for n, (why, by) in enumerate(faults)}
     assert TxFault(code, "", inputs=inputs).rival(NAME) == loses_to
 
@@ -82,7 +81,6 @@ def test_parents_come_first(transactions: dict[bytes, tuple[int, list[OutPoint]]
 
 
 def test_a_long_line_of_descent() -> None:
-    """As deep as a mempool may chain, and no recursion."""
     line = [n.to_bytes(32, "big") for n in range(5000)]
     transactions = {txid: (-n, [(line[n - 1], 0)] if n else []) for n, txid in enumerate(line)}
     assert parents_first(transactions) == line

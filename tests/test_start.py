@@ -23,7 +23,6 @@ from daemon import VERSION
 
 @contextmanager
 def started(folder: Path, **environ: str) -> Iterator[list[dict[str, Any]]]:
-    """Run a daemon in a folder until it listens; give what it has logged."""
     command = [sys.executable, "-m", "daemon.cli", "run"]
     log = folder / "log"
     with log.open("wb") as file:

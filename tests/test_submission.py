@@ -154,7 +154,6 @@ def test_a_recorded_loser_counts_as_pending(client: LocalClient) -> None:
 def test_a_conflicting_transaction_submitted_again_claims_its_inputs(
     local: LocalDaemon, client: LocalClient, listener: LocalListener, outputs: int
 ) -> None:
-    """All of its inputs or none."""
     one = block(None, *coins("p", "q"))
     loser = spending("l", at("p"), at("q"), outputs=outputs)
     done(client, one, loser, message_about("TxConflicting", "l"), spending("a", at("q")))
@@ -179,7 +178,6 @@ def test_a_conflicting_transaction_is_submitted_again_with_a_lock(client: LocalC
 
 @SIZES
 def test_a_mined_transaction_is_a_duplicate(client: LocalClient, outputs: int) -> None:
-    """One that failed in a block too: the chain has it, whatever its record says."""
     one = block(None, *coins("p", "q"))
     good, bad = spending("good", at("p"), outputs=outputs), spending("bad", at("q"), outputs=outputs)
     two = block(one, good["tx"], bad["tx"] | {"valid": False, "collateral": [at("p", 1)]})
@@ -214,7 +212,6 @@ def names(*outpoints: list[Any]) -> list[bytes]:
 
 @SIZES
 def test_hashes_of_inputs(client: LocalClient, outputs: int) -> None:
-    """Of a parent that is only in the chain, and of one with a record; a wrong hash is not a conflict."""
     one = block(None, *coins("p", "q"))
     spends = [at("p"), at("q", 1), at("q")]
     done(client, one, message_about("TxPreserved", "q", until=50))

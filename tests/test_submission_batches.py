@@ -52,7 +52,6 @@ class Scenario:
         self.names = [f"fund {n}" for n in range(8)]
 
     def messages(self) -> Iterator[TxMessage]:
-        """Yield what comes in one batch or one by one."""
         for _ in range(self.random.randint(1, 25)):
             kind = self.random.random()
             if kind < 0.8:
@@ -99,8 +98,6 @@ class Scenario:
 
 
 class Side:
-    """A store, and the facts that it has published."""
-
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.answers: list[Ack | Error] = []

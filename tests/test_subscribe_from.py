@@ -28,7 +28,6 @@ def subscribe(client: Client, first: int | None = None, events: list[str] | None
 
 
 def hear(client: Client, newest: int) -> list[Message]:
-    """Return facts up to a sequence."""
     received = list[Message]()
     while not received or received[-1]["sequence"] < newest:
         fact = client.receive()
@@ -90,7 +89,6 @@ def test_a_sequence_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_subscriber_resumes_after_kills(tmp_path: Path) -> None:
-    """A subscriber that comes back is sent every fact once, each as it was sent before a kill."""
     random, received, made = Random(5), list[Message](), list[Message]()
     with running(tmp_path, **QUIET) as daemon:
         for life in range(5):

@@ -106,7 +106,6 @@ def test_every_unit_is_valid(here: Machine) -> None:
 
 
 def status(here: Machine, name: str) -> str:
-    """Return a line of the kernel's about the daemon's process."""
     text = here.file(f"/proc/{here.show(DAEMON, 'MainPID')}/status").read_text()
     return next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith(f"{name}:"))
 
@@ -120,7 +119,6 @@ def drop_in(here: Machine, *lines: str, unit: str = DAEMON, name: str = "test") 
 
 
 def get(here: Machine, path: str) -> dict[str, Any]:
-    """Query the service over HTTP."""
     code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8410{path}').read().decode())"
     requests = until(
         lambda: here.run("/opt/utxod/bin/python", "-c", code, check=False), lambda done: done.returncode == 0

@@ -52,7 +52,6 @@ class Tail:
             each.join()
 
     def line(self) -> str:
-        """Return the next line of standard output."""
         return self.out.get(timeout=PATIENCE_S)
 
     def notice(self, word: str) -> str:

@@ -110,7 +110,6 @@ def sound(chain: Chain) -> None:
 @settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.sampled_from((1, 4, 25)), st.integers(0, 6), st.sampled_from((None, 10_000)))
 def test_every_touch_is_listed(seed: int, most: int, window: int, ahead: int | None) -> None:
-    """In single blocks and in batches, at the tip and far below it, after rollbacks, merges and pruning."""
     rng = Random(seed)
     repeats = rng.random() < 0.3  # of transactions with one id the list has each
     genesis, blocks = random_genesis(rng), random_chain(rng, 20, repeats=repeats)
@@ -185,7 +184,6 @@ def test_a_history_that_begins_late_has_what_is_still_known(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("fed", [False, True])
 def test_an_index_of_a_store_without_outputs_needs_no_reindex(tmp_path: Path, fed: bool) -> None:
-    """Before the first block, and when all of them were rolled back; another index may be switched off meanwhile."""
     blocks = random_chain(Random(6), 10, repeats=False)
     with open_chain(tmp_path, indexes=("policy", "address_hash")) as chain:
         if fed:
@@ -295,7 +293,6 @@ LOST: dict[str, Callable[[Hand], object]] = {
 
 @pytest.mark.parametrize("words", LOST)
 def test_what_a_history_has_lost_is_found(words: str, tmp_path: Path) -> None:
-    """Far below the floor too, where nothing else needs it; each checksum is right."""
     rng = Random(4)
     with open_chain(tmp_path, indexes=NAMES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
         chain.seed(random_genesis(rng))

@@ -80,7 +80,6 @@ def test_mined_by_message(local: LocalDaemon, client: LocalClient, listener: Loc
 
 
 def test_a_block_of_the_chain_cannot_be_unset(local: LocalDaemon, client: LocalClient, listener: LocalListener) -> None:
-    """Neither with a record nor without, whatever height is named; blocks of other chains come and go."""
     one = block(None, *coins("p"), block_id=77)
     two = block(one, *coins("a"), tx("c", output("x"), spends=[at("p")]), tx("f", valid=False, collateral=[at("p", 1)]))
     done(client, one, submit(*coins("a"), locked=True), two)
@@ -107,7 +106,6 @@ def test_a_block_of_the_chain_cannot_be_unset(local: LocalDaemon, client: LocalC
 
 
 def test_a_block_corrects_the_height_and_place_reported_before(local: LocalDaemon, client: LocalClient) -> None:
-    """Height and place; a transaction that is not in it after all may be taken out again."""
     one = block(None, *coins("p"))
     done(client, one, submit(*coins("a")), submit(*coins("b")))
     done(client, mined("a", height=7, block_id=2, subtree_index=5), mined("b", height=2, subtree_index=5))
@@ -123,7 +121,6 @@ def test_a_block_corrects_the_height_and_place_reported_before(local: LocalDaemo
 
 @pytest.mark.configured(utxo={"prune_depth": 1, "rollback_window": 1})
 def test_unset_below_the_rollback_floor(client: LocalClient) -> None:
-    """Our chain has forgotten the transaction, its block it has not."""
     one = block(None, tx("p", output("x")))
     tip = block(one, tx("c", output("y"), spends=[at("p")]))
     done(client, spending("p"), one, tip)
@@ -161,7 +158,6 @@ def test_a_transaction_unset_claims_its_inputs_again(
 
 
 def test_outputs_frozen_unfrozen_and_reassigned(client: LocalClient) -> None:
-    """On a transaction that is only in the chain, and on one with a record."""
     done(client, block(None, *coins("p")), submit(*coins("a")))
     done(client, spending("c", at("p", 1)))
     frozen = on_outputs("OutputsFrozen", at("p"), at("a"))
@@ -334,7 +330,6 @@ def test_a_refused_large_transaction_leaves_nothing(local: LocalDaemon, client: 
 
 
 def test_large_transactions_may_wait_up_to_a_bound(client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One alone may be longer."""
     monkeypatch.setattr(handlers.utxo, "_LARGE_BYTES", 10)
     answers = client.feed([spending("a", outputs=3), spending("b", outputs=3)])
     codes = {answer["seq"]: answer.get("code") for answer in answers}

@@ -361,7 +361,6 @@ class Scenario:
             self.create_large(tx, self.random.randrange(-8, 10), self.random.choice(["before", "after", "fails"]))
 
     def recover(self) -> None:
-        """As at the start, when nobody creates."""
         finished, removed = write(self.real, heal)
         waiting = [txid for txid, known in self.known.items() if known.creating]
         waiting.sort(key=lambda txid: (self.known[txid].unmined, txid))

@@ -172,7 +172,6 @@ def test_a_batch_is_full_when_its_commit_would_take_too_long(tmp_path: Path) -> 
 def test_what_is_taken_is_committed_in_the_same_turn(
     tmp_path: Path, waiting: int, limit_s: float, most: int, committed: int | None
 ) -> None:
-    """Unless more messages wait for the same batch: another writer never comes between."""
     sender = Listener()
     with open_local_store(tmp_path) as local:
         deliveries = [message(TxSubmitted(tx=Tx(digest(n), [], [paid("ann")]), seq=n), sender) for n in range(3)]
@@ -181,7 +180,6 @@ def test_what_is_taken_is_committed_in_the_same_turn(
 
 
 def test_the_collector_waits_for_large_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would visit each of their outputs; after a while it runs all the same."""
     collected, commits = list[int](), 0
     monkeypatch.setattr(gc, "collect", lambda: collected.append(commits))
     with open_local_store(tmp_path) as local:

@@ -250,7 +250,6 @@ def test_a_user_with_read_permission_only(store: Daemon) -> None:
 
 
 def read_only(folder: Path) -> str:
-    """Return the output of `verify` for a user without write permission."""
     reading = [sys.executable, "-c", READING, str(folder)]
     done = subprocess.run(reading, cwd=ROOT, env=environment(), capture_output=True, timeout=PATIENCE_S, check=False)
     assert done.stderr == b""

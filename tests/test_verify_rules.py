@@ -153,7 +153,6 @@ def set_field(field: str, change: Callable[[int, Hand], int]) -> Callable[[Recor
 
 
 def undo_rows(hand: Hand, wanted: Callable[[int, int], bool]) -> list[tuple[bytes, bytes]]:
-    """Return rows of undo logs by block and part."""
     return [row for row in hand.rows(UNDO) if wanted(*UNDO_KEY.unpack(row[0]))]
 
 
@@ -619,7 +618,6 @@ def test_a_filter_that_lost_a_write_is_noticed_before_anything_is_written(copy: 
 
 @pytest.mark.parametrize("copy", KINDS, indirect=True)
 def test_no_byte_of_a_value_changes_unseen(copy: Path) -> None:
-    """Whichever byte of whichever value, or key: it is a finding, and never a traceback."""
     random, rows = Random(7), dict[tuple[str, bytes], bytes]()
     with opened(copy) as disk:
         with disk.read() as txn:
@@ -645,6 +643,5 @@ def flipped(raw: bytes, random: Random) -> bytes:
 
 
 def put(table: Db, rows: dict[bytes, bytes | None], txn: Txn) -> None:
-    """Put rows into a table, or delete them."""
     for key, value in rows.items():
         txn.delete(key, db=table) if value is None else txn.put(key, value, db=table)

@@ -149,7 +149,6 @@ def test_the_fields_of_each_transaction(api: Api) -> None:
 
 
 def test_which_are_listed(local: LocalDaemon, client: LocalClient) -> None:
-    """Neither mined ones nor a coinbase that was rolled back; what has lost a conflict has a list of its own."""
     two = block(FUND, tx("w", output("x"), spends=[at("p")]), tx("reward", output("m"), coinbase=True))
     done(client, FUND, submit("l", at("p")), submit("child", at("l")))
     done(client, submit("grandchild", at("child"), at("p", 1)), submit("a", at("p", 2)), submit("mined", at("p", 3)))
@@ -212,7 +211,6 @@ def test_without_a_transaction_store() -> None:
 
 
 def test_a_page_ends_early(local: LocalDaemon, client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many looks, with a cursor, however few it has found; and others have turns meanwhile."""
     done(client, FUND, *(submit(n, at(n - 1) if n % 10 else at("p", n // 10)) for n in range(60)))
     whole, pages, turns = walked(local)
     assert (len(whole), pages, turns) == (60, 1, 0)

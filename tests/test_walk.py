@@ -51,7 +51,6 @@ def fill(chain: Chain, rng: Random) -> None:
 @pytest.mark.parametrize("without", [set(), {"asset"}], ids=["by asset", "by policy"])
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_the_index_finds_what_a_search_finds(tmp_path: Path, order: Order, without: set[str]) -> None:
-    """Dense and sparse lists on either side, and lists that end before the other begins."""
     with open_chain(tmp_path, indexes=[name for name in INDEXES if name not in without]) as chain:
         fill(chain, Random(order))
         query, met = Query(chain.store, CODEC, "cardano"), 0
@@ -77,7 +76,6 @@ def test_the_index_finds_what_a_search_finds(tmp_path: Path, order: Order, witho
 def test_only_what_both_list_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: str | bytes, few: str | bytes
 ) -> None:
-    """Three outputs in common, ten thousand on one side: so many are read, not ten thousand."""
     address, policy = (many, few) if isinstance(many, str) else (few, many)
     assert isinstance(address, str) and isinstance(policy, bytes)
     held = [(policy, b"a", 1)]
@@ -115,7 +113,6 @@ def test_without_the_index_they_are_searched(tmp_path: Path, without: set[str]) 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("spent", ["most of them, anywhere", "a stretch", "every second one"])
 def test_pages_by_number_count_unspent_outputs_of_a_long_list(tmp_path: Path, order: Order, spent: str) -> None:
-    """20,000 outputs of one address, in many values of several runs, a small part of them unspent."""
     rng, parent = Random(spent), None
     with open_chain(tmp_path) as chain:
         for number in range(20):

@@ -313,14 +313,12 @@ def test_sessions_over_tls(tmp_path: Path) -> None:
 
 
 def ask(path: str, body: bytes | None = None) -> tuple[int, str]:
-    """Return status and text of an answer."""
     method = "GET" if body is None else "POST"
     answer = httpx.request(method, f"http://127.0.0.1:{WEB}{path}", content=body, timeout=patience(20))
     return answer.status_code, answer.text
 
 
 def get(path: str) -> Any:
-    """Return the content of a JSON answer."""
     status, text = ask(path)
     assert status == 200, text
     return json.loads(text)

@@ -57,7 +57,6 @@ def test_a_refused_withdrawal_changes_nothing(client: LocalClient) -> None:
 
 
 def test_a_mined_transaction_cannot_be_withdrawn(client: LocalClient) -> None:
-    """In our chain, or in a block of another one by message; a rollback makes it pending again."""
     one = block(None, *coins("p", "q"))
     made, other = spending("a", at("p")), spending("b", at("q"))
     two = block(one, made["tx"])

@@ -59,14 +59,12 @@ def prose(path: Path) -> Iterator[str]:
 
 
 def names(path: Path) -> Iterator[str]:
-    """Yield the words of the names in a program."""
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         if token.type == tokenize.NAME:
             yield from _PARTS.sub(" ", token.string).lower().split()
 
 
 def retired(path: Path) -> list[str]:
-    """Return the retired words of a file."""
     found = {word for text in texts(path) for word in _WORD.findall(text)}
     if path.suffix == ".py":
         found |= NAMES.intersection(names(path))

@@ -115,7 +115,6 @@ class Case:
         return self.daemon.ask(event, step=step)[0]
 
     def do(self, event: Inbound, step: str = "") -> Ack:
-        """Send a message that is to be accepted."""
         return self.accepted(self.ask(event, step))
 
     def accepted(self, answer: Ack | Error, outpoints: Sequence[OutPoint] = ()) -> Ack:
@@ -152,7 +151,6 @@ class Case:
         self.nearest.add(name)
 
     def read(self, name: str) -> Any:
-        """Return what is answered of a transaction."""
         found = self.daemon.transaction(self.words.txid(name))
         if found is None:
             raise Refused("TX_NOT_FOUND")
@@ -164,7 +162,6 @@ class Case:
         return sorted((each.unmined_since, bytes.fromhex(each.txid)) for each in waiting)
 
     def persist(self, height: int) -> None:
-        """Let everything up to a height be persisted."""
         self.go(height)
         tip = self.daemon.chain.tip
         self.do(BlockPersisted(height=height, hash=tip.hash if tip else None))
@@ -232,7 +229,6 @@ class Case:
 
 
 def inputs_of(answer: Ack | Error) -> list[Op]:
-    """Return what a refusal says of inputs, in their order."""
     inputs: Any = answer.detail.get("inputs", []) if isinstance(answer, Error) else []
     return list(inputs)
 

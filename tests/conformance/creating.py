@@ -26,8 +26,6 @@ LATE = 2_000_000_000  # the height at which a transaction is submitted that is m
 
 
 class Creating:
-    """Ops that create, and those on the lock of a creation."""
-
     def __init__(self, case: Case) -> None:
         self.case, self.daemon, self.words = case, case.daemon, case.words
 
@@ -88,7 +86,6 @@ class Creating:
         return answer
 
     def _created(self, answer: Ack | Error, tx: Tx) -> str:
-        """Return the status of a submission."""
         if isinstance(answer, Error) and answer.code == "store_full" and self.daemon.large(tx):
             self.case.near("create, unfinished")
             found = self.case.stored.state(self.words.name(tx.txid))

@@ -72,7 +72,6 @@ class InProcess:
         self.pruner.begin()
 
     def write(self, step: Callable[[TxView], _T]) -> _T:
-        """Do one step in a commit of its own."""
         return write(self.transactions, step)
 
     def restart(self) -> None:
@@ -82,17 +81,14 @@ class InProcess:
         self.open(rules)
 
     def start(self) -> None:
-        """Start the daemon again."""
         self.restart()
         self.tx_blocks.start()
 
     def configure(self, rules: Rules) -> None:
-        """Let another configuration count from now on."""
         self.transactions.rules, self.transactions.chain.maturity = rules, rules.maturity
 
     @contextmanager
     def clock(self, time_ms: int) -> Iterator[None]:
-        """Let it be a certain time."""
         with patch("handlers.new_records.now", lambda: time_ms):
             yield
 
@@ -147,7 +143,6 @@ class InProcess:
         assert isinstance(answer, Ack), answer
 
     def large(self, tx: Tx) -> bool:
-        """Return whether a submission takes several commits."""
         return large(self.transactions.rules, tx)
 
     def end_creation(self, txid: bytes, owner: bytes) -> bool:

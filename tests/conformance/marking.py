@@ -32,8 +32,6 @@ NOWHERE = digest("nowhere"), 0
 
 
 class Marking:
-    """Ops on the state of transactions and outputs, on conflicts, and questions about them."""
-
     def __init__(self, case: Case) -> None:
         self.case, self.daemon, self.words = case, case.daemon, case.words
         self._probes = 0

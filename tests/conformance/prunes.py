@@ -17,8 +17,6 @@ STATES = {"running": "running", "reorging": "reorganising", "stopped": "stopped"
 
 
 class Pruning:
-    """Ops of the pruner."""
-
     def __init__(self, case: Case) -> None:
         self.case, self.daemon, self.words = case, case.daemon, case.words
         self._node: NodeState | None = None
@@ -94,7 +92,6 @@ class Pruning:
         self.case.do(self._node)
 
     def op_notify(self, op: Op) -> Op:
-        """Wake the pruner."""
         if op["type"] == "BlockPersisted":
             self.case.persist(op["height"])
         elif op.get("minedSet", True):

@@ -9,8 +9,6 @@ from handlers.events import Ack, Error, OutPoint, TxSubmitted, TxUnlocked, TxWit
 
 
 class Spending:
-    """Ops that spend, and give back what is spent."""
-
     def __init__(self, case: Case) -> None:
         self.case, self.daemon, self.words = case, case.daemon, case.words
         self._page_spenders: dict[str, list[str]] = {}  # of a transaction, by incSpentExtra

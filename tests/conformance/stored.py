@@ -153,7 +153,6 @@ class Stored:
 
 
 def poke(txn: Txn, store: OnDisk, words: Words, op: Op) -> None:
-    """Write raw state of a record."""
     txid, number, fields = words.txid(op["tx"]), op.get("rec", 0), op["fields"]
     page = store.page(txn, txid, number)
     assert page is not None

@@ -563,7 +563,6 @@ async def test_rec_065_no_promotion_after_stop(on_sqlite: Storage) -> None:
 
 
 async def test_rec_066_hung_handler_that_honours_cancellation(on_sqlite: Storage) -> None:
-    """Leadership is held across sweeps, so that the later tick needs no other."""
     await old(on_sqlite, 1, 2)
     handler = Stub(lambda txid: asyncio.sleep(60) if txid == tx(1) else Valid())
     async with managing(on_sqlite, handler, attempt_timeout=0.05, worker_count=1) as manager:

@@ -39,7 +39,6 @@ class Subject:
         }
 
     def run(self, op: Op) -> Op:
-        """Carry out one op and return what it says."""
         if op.get("afterSeconds"):
             self._creating.age_lock(op["afterSeconds"])
         try:
@@ -109,7 +108,6 @@ class Subject:
             self.faults.set.append(re.sub(r"^(processConflicting).*", r"\1", op["at"]))
 
     def op_poke(self, op: Op) -> None:
-        """Write raw state: what a case sets by hand."""
         self.daemon.disk.write(lambda txn: poke(txn, self.daemon.store, self.words, op))
 
     # --- many --------------------------------------------------------------------------------------------------------

@@ -69,7 +69,6 @@ class Words:
         return Tx(self.txid(f"root of {name}"), outputs=[Output(b"\x51", 1)])
 
     def tx(self, op: Op) -> Tx:
-        """Return the transaction that an op creates."""
         name, lacking = op["tx"], set(op.get("nilOuts") or [])
         data, plain = set(op.get("zeroData") or []), set(op.get("zeroPlain") or [])
         outputs = [
