@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import monotonic, sleep
+from contextlib import contextmanager
+from time import sleep
 from typing import Any
 
 import pytest
-from daemons import PATIENCE_S, Client, Message, utxod
+from daemons import Client, Message, utxod
+from patience import until
 from questions import Api, running_api, short_folder
 from scenarios import address, at, back_to, block, digest, output, tx
 from stores import ALL_TABLES, OnDisk
 from tx_messages import done, submit
 
-from storage.disk import Disk
+from handlers.addresses import codec
+from storage.disk import Disk, Txn
 from storage.pool_layout import Record
 from storage.reassigned import Moves, ReassignedStore
 
@@ -68,32 +71,17 @@ def held(api: Api, where: str, *, more: str = "") -> list[Row]:
     """Return the content of a list; both orders, pages of one, the balance and CBOR must agree."""
     found = api.get(f"{where}/utxos?count=100{more}")
     rows = [(utxo["tx_hash"], utxo["output_index"], utxo.get("reassigned_at")) for utxo in found]
-    for order in ("asc", "desc"):
-        assert one_by_one(api, f"{where}/utxos?count=1&order={order}{more}") == found[:: 1 if order == "asc" else -1]
+    if not more:
+        for order, step in (("asc", 1), ("desc", -1)):
+            assert [utxo for page in api.web.pages(f"{where}/utxos", 1, order) for utxo in page] == found[::step]
     if not more and not where.startswith("/api/v1/policies"):
         balance = api.get(f"{where}/balance")
         assert balance["utxo_count"] == len(rows)
         assert balance["lovelace_amount"] == sum(utxo["lovelace_amount"] for utxo in found)
     if where.startswith("/api/v1/addresses"):
-        assert {utxo["owner_addr"] for utxo in found} <= {owner_of(api, where)}
+        text = codec("cardano", "mainnet").write(bytes.fromhex(where.rsplit("/", 1)[1]))
+        assert {utxo["owner_addr"] for utxo in found} <= {text}
     return rows
-
-
-def one_by_one(api: Api, path: str) -> list[Any]:
-    found, cursor = [], ""
-    while True:
-        answer = api.ask(path + cursor)
-        assert answer.status_code == 200, answer.text
-        found += answer.json()
-        if "x-next-cursor" not in answer.headers:
-            return found
-        cursor = f"&cursor={answer.headers['x-next-cursor']}"
-
-
-def owner_of(api: Api, where: str) -> str:
-    from handlers.addresses import codec
-
-    return codec("cardano", "mainnet").write(bytes.fromhex(where.rsplit("/", 1)[1]))
 
 
 def single(api: Api, outpoint: list[Any]) -> tuple[str, int | None]:
@@ -106,13 +94,19 @@ def owner(name: str, given: int | None = None) -> tuple[str, int | None]:
     return digest("credential", name, size=28).hex(), given
 
 
-def moves(api: Api, outpoint: list[Any]) -> Moves | None:
+@contextmanager
+def on_disk(api: Api) -> Iterator[tuple[Disk, Txn]]:
     with Disk(api.daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
+        yield disk, txn
+
+
+def moves(api: Api, outpoint: list[Any]) -> Moves | None:
+    with on_disk(api) as (disk, txn):
         return ReassignedStore(disk).find(txn, *outpoint)
 
 
 def record(api: Api, name: str) -> Record | None:
-    with Disk(api.daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
+    with on_disk(api) as (disk, txn):
         return OnDisk(disk).record(txn, digest("tx", name))
 
 
@@ -229,15 +223,16 @@ def test_what_no_block_has_yet(api: Api, client: Client) -> None:
     assert [held(api, of(name)) for name in ("ann", "bob")] == [[], [row(at("large", 3), 1), row(at("small"), 1)]]
 
 
-def pruned(api: Api, client: Client, name: str, tip: Message) -> Message:
-    """Apply blocks until a record is deleted; return the last one."""
-    until = monotonic() + PATIENCE_S
-    while record(api, name) is not None:
-        assert monotonic() < until
+def apply_until_deleted(api: Api, client: Client, name: str, tip: Message) -> None:
+    """Apply blocks until a record is deleted."""
+
+    def deleted() -> bool:
+        nonlocal tip
         tip = block(tip)
         done(client, tip)
-        sleep(0.02)
-    return tip
+        return record(api, name) is None
+
+    until(deleted, pause_s=0.02)
 
 
 @pytest.mark.parametrize("size", [2, PAGE + 2])
@@ -327,7 +322,7 @@ def test_the_record_is_deleted_when_no_rollback_can_restore_the_output() -> None
         assert held(api, of("bob")) == [row(at("p"), 1)] and held(api, of("ann")) == []
         api.daemon.assert_sound()
         done(client, four)
-        pruned(api, client, "p", four)
+        apply_until_deleted(api, client, "p", four)
         assert moves(api, at("p")) is None
         api.daemon.assert_sound()
 

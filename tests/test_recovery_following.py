@@ -348,21 +348,6 @@ async def test_a_submission_revokes_no_confirmation(sqlite_lab: Lab, log: Log) -
         assert (await read(storage, tx(1))).reopened == 1
 
 
-async def test_a_rollback_is_distinguished_from_submissions(sqlite_lab: Lab, log: Log) -> None:
-    """A block with a coinbase says `conflicting` of it last, and a submission may be at the height that stays."""
-    async with sqlite_lab.storage() as storage, log.following(storage):
-        await log.is_read(storage)
-        for n, height in ((1, 5), (2, 5), (3, 4)):
-            await storage.add([tx(n)], 30.0)
-            await storage.conclude([tx(n)], "confirmed", f"mined at height {height}")
-        log.log(
-            *(block(5), *status_facts("pending", 3, height=4), *status_facts("back", 1, 2, 9, height=4)),
-            *(*status_facts("conflicting", 9, height=4), BACK),
-        )
-        await until(are(storage, t1="pending", t2="pending", t3="confirmed", t9="deleted"))
-        assert (await read(storage, tx(3))).reopened == 0
-
-
 async def test_a_rollback_voids_what_was_found_out_before_it(storage: Storage, log: Log) -> None:
     """An attempt that read the chain before the rollback has its result refused, or its row reopened."""
     await begun(log, storage)
