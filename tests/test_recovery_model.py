@@ -6,9 +6,10 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Any, cast
 
@@ -16,8 +17,6 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 from anyio import CancelScope, CapacityLimiter, to_thread
 from daemons import Message, as_hex
-from hypothesis import HealthCheck, Phase, example, given, settings
-from hypothesis import strategies as st
 from messages import Listener as Sender
 from messages import json_line, take
 from scenarios import at, back_to, block, digest, output, tx
@@ -45,19 +44,18 @@ TO_MEET = {
     *("row pending", "row confirmed", "row deleted"),
 }
 EXAMPLES = {"sqlite": 10, "postgresql": 2}  # and those that are given
-PHASES = [Phase.explicit, Phase.generate]  # a story that fails is not made shorter: each try takes its time to fail
-HEALTHY = list(HealthCheck)  # a story takes its time
 
-# Each coin has two rivals, 2n and 2n + 1.
-rivals = st.integers(0, 2 * COINS - 1)
-ops: st.SearchStrategy[Any] = st.one_of(
-    st.tuples(st.just("submit"), rivals),
-    st.tuples(st.just("block"), st.frozensets(rivals, max_size=4), st.booleans()),
-    st.tuples(st.just("block"), st.just(frozenset()), st.booleans()),
-    st.tuples(st.just("rollback"), st.integers(1, 5)),
-    st.tuples(st.sampled_from(["again", "settle", "down", "up"])),
-)
-stories = st.lists(ops, min_size=10, max_size=40)
+
+def random_scenario(random: Random) -> list[Any]:
+    """Return random steps. Each coin has two rivals, 2n and 2n + 1."""
+    steps: list[Callable[[], Any]] = [
+        lambda: ("submit", random.randrange(2 * COINS)),
+        lambda: ("block", frozenset(random.sample(range(2 * COINS), random.randrange(5))), random.random() < 0.5),
+        lambda: ("block", frozenset[int](), random.random() < 0.5),
+        lambda: ("rollback", random.randint(1, 5)),
+        lambda: (random.choice(["again", "settle", "down", "up"]),),
+    ]
+    return [random.choice(steps)() for _ in range(random.randint(10, 40))]
 
 
 class Node:
@@ -84,7 +82,7 @@ class Node:
         hub.network_height = self.turns.chain.height
         return hub
 
-    # --- the story -----------------------------------------------------------------------------------------------
+    # --- the scenario -----------------------------------------------------------------------------------------------
 
     async def tell(self, message: Message) -> None:
         line = json_line(json.dumps(as_hex({"seq": 1} | message)), Sender())
@@ -255,7 +253,7 @@ async def node(dsn: str | None, met: set[str]) -> AsyncIterator[Node]:
 
 
 async def forget(dsn: str) -> None:
-    """Remove the tables of the story before."""
+    """Remove the tables of the scenario before."""
     connection = await asyncpg.connect(dsn)
     tables = ["recovery_tx", *(f"recovery_tx_{each}" for each in ("schema", "cursor", "mined", "withdrawn"))]
     await connection.execute(f"DROP TABLE IF EXISTS {', '.join(tables)}")
@@ -263,19 +261,19 @@ async def forget(dsn: str) -> None:
     await connection.close()
 
 
-async def lived(story: list[Any], dsn: str | None, met: set[str]) -> None:
+async def lived(scenario: list[Any], dsn: str | None, met: set[str]) -> None:
     if dsn is not None:
         await forget(dsn)
     async with node(dsn, met) as one:
         one.up()
-        for op in story:
+        for op in scenario:
             await one.do(op)
         one.up()
         await one.agrees()
 
 
 def mined(*rest: Any, deep: bool = True) -> list[Any]:
-    """Return a story in which a submission is mined, and confirmed if it is deep."""
+    """Return a scenario in which a submission is mined, and confirmed if it is deep."""
     blocks = [("block", frozenset({0}), True), *[("block", frozenset(), True)] * (CONFIRMATIONS - 1 if deep else 0)]
     return [("submit", 0), *blocks, ("settle",), *rest]
 
@@ -302,18 +300,7 @@ def test_rows_agree_with_the_chain_after_any_sequence_of_messages(
     dsn = request.getfixturevalue("own_database") if kind == "postgresql" else None
     met = set[str]()
 
-    @given(stories)
-    @settings(
-        max_examples=EXAMPLES[kind],
-        deadline=None,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=HEALTHY,
-    )
-    def lives(story: list[Any]) -> None:
-        print(story)
-        asyncio.run(lived(story, dsn, met))
-
-    for story in DIRECTED:
-        lives = example(story)(lives)
-    lives()
+    for scenario in [*DIRECTED, *(random_scenario(Random(seed)) for seed in range(EXAMPLES[kind]))]:
+        print(scenario)
+        asyncio.run(lived(scenario, dsn, met))
     assert met >= TO_MEET
