@@ -86,14 +86,6 @@ def test_a_spender_of_a_collateral_return_rolled_back_loses(
     assert repairs(local) == []  # nobody lied
 
 
-def test_a_submission_that_spends_a_collateral_return_loses_with_it(local: LocalDaemon, client: LocalClient) -> None:
-    one = block(None, *coins("p", "q"))
-    two = block(one, failed(tx("f", output("z"), spends=[at("p")]), at("q"), back=True))
-    done(client, one, two, spending("s", at("f", 1), at("p")), back_to(one))
-    assert state(client, at("s"), at("p")) == ["CONFLICTING", "free"]
-    assert repairs(local) == []
-
-
 def test_collateral_is_released_with_a_spender_of_a_coinbase(local: LocalDaemon, client: LocalClient) -> None:
     one = block(None, *coins("p"))
     spender = tx("s", output("y"), spends=[at("reward"), at("p")])
@@ -189,17 +181,6 @@ def test_a_repeated_coinbase_is_rolled_back_to_the_first(local: LocalDaemon, cli
 
 
 # --- operators -------------------------------------------------------------------------------------------------------
-
-
-def test_a_loser_can_not_be_declared_free_of_conflict(client: LocalClient) -> None:
-    one = block(None, *coins("p"))
-    done(client, one, spending("s", at("p"), at("p", 1)))
-    done(client, block(one, tx("w", output("y"), spends=[at("p")])))
-    answer = client.ask(message_about("TxConflicting", "s", value=False))
-    refused(answer, "UTXO_ERROR", (at("p"), "SPENT", "w", 0))
-    assert state(client, at("s"), at("p", 1)) == ["CONFLICTING", "free"]
-    done(client, back_to(one), message_about("TxConflicting", "w"), message_about("TxConflicting", "s", value=False))
-    assert state(client, at("s"), at("p"), at("p", 1), at("w")) == ["free", by("s"), by("s"), "CONFLICTING"]
 
 
 def test_a_child_of_a_conflicting_transaction_conflicts(client: LocalClient) -> None:

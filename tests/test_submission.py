@@ -129,13 +129,6 @@ def test_only_conflicts_are_recorded(local: LocalDaemon, client: LocalClient, ou
     assert children(local, "p") == children(local, "q") == []
 
 
-@SIZES
-def test_what_can_be_claimed_is_claimed(client: LocalClient, listener: LocalListener, outputs: int) -> None:
-    done(client, block(None, *coins("p")), recorded("a", at("p"), outputs=outputs))
-    assert causes(listener, 1) == [{"type": "submitted"}]
-    assert state(client, at("p"), at("a")) == [by("a"), "free"]
-
-
 @pytest.mark.configured(transactions={"max_pending_count": 3, "batch_size": 2})
 def test_a_recorded_loser_counts_as_pending(client: LocalClient) -> None:
     """It makes room as any other; what it spends of what is pending stays."""
