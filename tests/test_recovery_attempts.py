@@ -229,7 +229,7 @@ async def test_a_lost_lease_cancels_the_attempt_and_a_later_result_is_logged(on_
     await old(on_sqlite, 1)
     handler = Stubborn(Valid("too late"))
     with capture_logs() as logs:
-        async with handler, managing(on_sqlite, handler, lease_duration=1.0) as manager:
+        async with handler, managing(on_sqlite, handler, lease_duration=1.0, attempt_timeout=3600.0) as manager:
             await until(lambda: handler.requests)
             await on_sqlite.conclude([tx(1)], "deleted", "an operator")
             await until(lambda: handler.cancelled)
