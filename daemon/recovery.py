@@ -28,7 +28,6 @@ from handlers.recovery.chores import heal, withdraw_discarded
 from handlers.recovery.finality import ChainFinality, Finality, Source, SourceAway
 from handlers.recovery.following import Follower
 from handlers.recovery.manager import Manager
-from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler
 from handlers.recovery.own import InTurn
 from handlers.recovery.records import Mined, Pending, Records, State, Unknown
@@ -144,7 +143,7 @@ async def recover_along(
 
     def patience() -> float:
         """Return how long waiting rows are left alone: commits wake them anyway, an attempt is for missed facts."""
-        return min(numbers.backlog["pending"] / _ATTEMPTS_A_SECOND, _LONGEST_PATIENCE_S)
+        return min(manager.numbers.backlog["pending"] / _ATTEMPTS_A_SECOND, _LONGEST_PATIENCE_S)
 
     def write(step: Callable[[TxView], T]) -> Awaitable[T]:
         return turn(partial(turns.chain.write_alone, step))
@@ -153,9 +152,9 @@ async def recover_along(
         changes.record(TxStatusChanged(txid=txid, status="pending", height=tip(), cause=Submitted()))
 
     async def circuits() -> None:
-        numbers.circuits = {source.name: source.circuit for source in sources}
+        manager.numbers.circuits = {source.name: source.circuit for source in sources}
 
-    storage, numbers = open_storage(config, reporter=_name_of_log(config)), Numbers()
+    storage = open_storage(config, reporter=_name_of_log(config))
     reporter = FinalStatusReporter(storage, changes, hub.bus.publish, writer, tip)
     finalities: list[Finality] = [ChainFinality(records, turn, caught_up), *_node(settings)]
     sources = [Source(finality, settings.confirmations, patience) for finality in finalities]
@@ -184,9 +183,8 @@ async def recover_along(
             (_WALK_S, partial(heal, records, turn, records.locked, write, became_whole, hub.bus.publish)),
             (0.0, partial(withdraw_discarded, storage, store, write, tx_blocks, hub.bus.publish)),
         ],
-        numbers=numbers,
     )
-    hub.numbers.recovery = numbers
+    hub.numbers.recovery = manager.numbers
     async with anyio.create_task_group() as attempts:  # it outlives the tables: a handler may ignore its cancellation
         try:
             await follower.begin()

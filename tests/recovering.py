@@ -272,7 +272,9 @@ class Service(Manager):
             self._over.set()
 
     async def stop(self) -> None:
-        await super().stop()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("handlers.recovery.attempts._END_S", 0.2)
+            await super().stop()
         if hasattr(self, "_over"):
             await self._over.wait()
         for error in getattr(self, "_raised", ()):
@@ -297,7 +299,7 @@ def manage(storage: Any, handler: Handler, **changes: Any) -> Service:
     extra = {"dice": least} | extra
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config.checks, "_SHORTEST_ATTEMPT_S", 0.0)  # ten seconds are too long for a test
-        return Service(cast("Storage", storage), handler, quick(**changes), leave_s=0.2, **extra)
+        return Service(cast("Storage", storage), handler, quick(**changes), **extra)
 
 
 async def until(condition: Callable[[], Any], within_s: float = 15.0) -> None:

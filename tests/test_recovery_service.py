@@ -40,6 +40,7 @@ from recovering import (
 from daemon.recovery import NodeFinality
 from feeds.bitcoin.access import Address, Login, RpcError
 from feeds.bitcoin.jsonrpc import Node
+from handlers.recovery import finality
 from handlers.recovery.finality import ChainFinality, Source, SourceAway
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
 from handlers.recovery.own import InTurn
@@ -121,10 +122,11 @@ async def test_the_server_ends_the_session_of_a_silent_leader(pg_lab: Lab) -> No
         await other.close()
 
 
-async def test_an_outage_burns_no_attempts(on_sqlite: Storage) -> None:
+async def test_an_outage_burns_no_attempts(on_sqlite: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finality, "_BASE_S", 0.3)
     await old(on_sqlite, *range(50))
     source = Fixed(None)
-    handler = Source(source, 6, threshold=3, base_s=0.3)
+    handler = Source(source, 6)
     available = lambda: handler.circuit != "open"  # noqa: E731
     async with managing(on_sqlite, handler, max_attempts=1, available=available, batch_size=10) as manager:
         await until(lambda: handler.circuit == "open")
@@ -294,18 +296,19 @@ async def test_queries_to_the_chain_while_the_writer_is_busy_share_a_turn() -> N
     assert await chain.state_of(tx(1)) == Mined(7, 3)  # what was cancelled holds up nobody
 
 
-async def test_a_circuit_opens_probes_and_closes() -> None:
+async def test_a_circuit_opens_probes_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
+    monkeypatch.setattr(finality, "monotonic", lambda: now)
     source = Fixed(None)
-    breaker = Source(source, 6, threshold=3, base_s=10.0, cap_s=20.0, clock=lambda: now)
+    breaker = Source(source, 6)
 
     async def ask() -> bool:
         return not isinstance(await breaker.recover(tx(1)), Transient)
 
-    for n in range(3):
+    for n in range(5):
         assert (breaker.circuit, source.requests) == ("closed", n)
         assert not await ask()
-    for longest in (10.0, 20.0, 20.0):
+    for longest in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
         requests = source.requests
         assert str(breaker.circuit) == "open"
         assert not await ask()
@@ -316,7 +319,7 @@ async def test_a_circuit_opens_probes_and_closes() -> None:
         assert str(breaker.circuit) == "half_open"
         assert await asyncio.gather(*(ask() for _ in range(6))) == [False] * 6
         assert source.requests == requests + 1  # one caller finds out whether it is back
-    now += 21
+    now += 61
     source.state = Pending()
     assert await ask()
     assert str(breaker.circuit) == "closed"

@@ -22,7 +22,8 @@ log = structlog.get_logger("recovery")
 
 _SHUTTING_S = 1.0  # for an attempt to end after it was cancelled
 _CANCELS = 2  # the first may come when the handler is not waiting
-_LEAVE_S = 5.0  # for cancelled attempts to end, or to be abandoned
+_END_S = 5.0  # for attempts to end by themselves when the service is stopped
+_LEAVE_S = 5.0  # then, for cancelled attempts to end, or to be abandoned
 
 
 class Workers:
@@ -46,11 +47,11 @@ class Workers:
         for _ in range(number):
             self._add()
 
-    async def stop(self, within_s: float) -> None:
+    async def stop(self) -> None:
         """End the workers. Attempts have some time before they are cancelled; all of them end, or are abandoned."""
         self._stopping = True
         self._holding.queued.notify()
-        with anyio.move_on_after(within_s):
+        with anyio.move_on_after(_END_S):
             await self._all_ended()
         self._interrupting = True
         for held in list(self._due):

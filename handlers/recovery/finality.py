@@ -19,6 +19,9 @@ from storage.errors import StoreError
 
 log = structlog.get_logger("recovery")
 
+_THRESHOLD = 5  # failures in a row, after which a source is left alone
+_BASE_S, _CAP_S = 1.0, 60.0  # the pauses double from the first to the second, with jitter
+
 
 class SourceAway(Exception):
     """A source is not available at the moment; the status of the transaction is unknown."""
@@ -50,24 +53,10 @@ Circuit = Literal["closed", "open", "half_open"]
 class Source:
     """The handler for one source. A circuit breaker: after some failures in a row one attempt queries it first."""
 
-    def __init__(
-        self,
-        finality: Finality,
-        confirmations: int,
-        patience: Callable[[], float] = lambda: 0.0,
-        *,
-        threshold: int = 5,
-        base_s: float = 1.0,
-        cap_s: float = 60.0,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        """Query `finality`. `patience` returns the pause of an unmined transaction.
-
-        After `threshold` failures the source is left alone; the pauses double from `base_s` to `cap_s`, with jitter.
-        """
+    def __init__(self, finality: Finality, confirmations: int, patience: Callable[[], float] = lambda: 0.0) -> None:
+        """Query `finality`. `patience` returns the pause of an unmined transaction."""
         self.name = finality.name
         self._finality, self._confirmations, self._patience = finality, confirmations, patience
-        self._threshold, self._base_s, self._cap_s, self._clock = threshold, base_s, cap_s, clock
         self._failures = 0
         self._openings = 0
         self._closed_until = -math.inf
@@ -76,9 +65,9 @@ class Source:
     @property
     def circuit(self) -> Circuit:
         """Whether the source is queried, not queried, or queried by one caller to find out whether it is back."""
-        if self._failures < self._threshold:
+        if self._failures < _THRESHOLD:
             return "closed"
-        return "open" if self._probing or self._clock() < self._closed_until else "half_open"
+        return "open" if self._probing or monotonic() < self._closed_until else "half_open"
 
     async def recover(self, txid: bytes) -> Outcome:
         """See `Handler`."""
@@ -95,7 +84,7 @@ class Source:
             return Transient(str(away), counts=False)
         finally:
             self._probing = self._probing and not probing
-        if self._failures >= self._threshold:
+        if self._failures >= _THRESHOLD:
             log.info("source_back", source=self.name)
         self._failures = self._openings = 0
         return outcome
@@ -117,10 +106,10 @@ class Source:
 
     def _failed(self, why: str) -> None:
         self._failures += 1
-        if self._failures >= self._threshold:
-            longest = min(self._cap_s, self._base_s * 2.0 ** min(self._openings, 30))
+        if self._failures >= _THRESHOLD:
+            longest = min(_CAP_S, _BASE_S * 2.0 ** min(self._openings, 30))
             self._openings += 1
-            self._closed_until = self._clock() + longest / 2 + pause(0, longest / 2, longest, uniform)
+            self._closed_until = monotonic() + longest / 2 + pause(0, longest / 2, longest, uniform)
             log.warning("source_away", source=self.name, failures=self._failures, why=why)
 
 

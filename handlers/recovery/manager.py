@@ -37,7 +37,7 @@ _FIRST_DELAY_S = 1.0  # at most: instances that start together do not claim toge
 _BEATS = 3  # heartbeats in a lease
 _BATCHES = 4  # that are held at most, from the claim until the result is written
 _COUNT_S = 15.0  # between two counts of the tables, which read an index whole
-_LEAVE_S = 5.0  # when the service is stopped: for attempts to end, and for the database to write their results
+_LEAVE_S = 5.0  # for the database to write results when the service is stopped
 
 
 Chore = Callable[[], Awaitable[object]]  # True makes it due with the next scan, because there is more to do
@@ -56,23 +56,20 @@ class Manager:
         changed: Callable[[], None] = lambda: None,
         chores: Iterable[tuple[float, Chore]] = (),
         dice: Callable[[float, float], float] = uniform,
-        leave_s: float = _LEAVE_S,
-        numbers: Numbers | None = None,
     ) -> None:
         """Take the open tables and the handler.
 
         Nothing is claimed while `available` returns False. `changed` is called once final statuses are written, unless
         the answer of the database was lost; `storage.unpublished` has them. `chores` are run in the first scan, and
-        then at intervals in seconds. Attempts have `leave_s` to end when we stop. `numbers` may have other counters
-        too. An exception of any of these callbacks is logged and counted, and the service continues.
+        then at intervals in seconds. An exception of any of these callbacks is logged and counted, and the service
+        continues.
 
         Raises:
             ConfigError: the settings are not ones that a configuration file may have.
         """
-        self.numbers = Numbers() if numbers is None else numbers
-        self.owner = ""
+        self.numbers, self.owner = Numbers(), ""
         self._storage, self._settings = storage, (settings := check_recovery(settings))
-        self._available, self._dice, self._leave_s = available, dice, leave_s
+        self._available, self._dice = available, dice
         self._chores = [*chores, (_COUNT_S, self._count)]
         self._done = dict[Chore, float]()
         self._holding = Holding(
@@ -156,7 +153,7 @@ class Manager:
         with CancelScope(deadline=until):
             await self._holding.release_queue()
         began = current_time()
-        await self._attempts.stop(self._leave_s)
+        await self._attempts.stop()
         until += current_time() - began
         self._holding.unwritten.notify()
         await _end(settler, until)

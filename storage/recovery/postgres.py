@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -170,10 +169,6 @@ class PostgresStorage(Storage):
     @property
     def _channel(self) -> str:
         return f"{self._table}_{self.lock_id('wakeup') & 0xFFFFFFFF:08x}"
-
-    @staticmethod
-    def _moment(value: datetime) -> datetime:
-        return value
 
     async def session(self, wake: Callable[[], None]) -> PostgresSession:
         """See `Storage`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from storage.recovery.tables import Batch, Mode, Storage, Work
 T = TypeVar("T")
 
 _ID_BYTES = 32
+_TIMES = ("lease_until", "not_found_since", "next_attempt_at", "submitted_at", "created_at", "updated_at")
 _BUSY_S = 10.0  # how long to wait for another process that writes
 
 
@@ -191,9 +192,10 @@ class SqliteStorage(Storage):
         self._claimed_ms = now
         return await super().claim(owner, lease_s, limit, again)
 
-    @staticmethod
-    def _moment(value: Any) -> datetime:
-        return datetime.fromtimestamp(value / 1000, UTC)
+    def _fields(self, found: Sequence[Any]) -> dict[str, Any]:
+        values = super()._fields(found)
+        times = {name: values[name] for name in _TIMES if values[name] is not None}
+        return values | {name: datetime.fromtimestamp(ms / 1000, UTC) for name, ms in times.items()}
 
     async def _ring(self) -> None:
         for wake in self._sleeping:

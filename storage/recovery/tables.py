@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -46,7 +45,6 @@ class Session(Protocol):
 
 
 Batch = Sequence[tuple[bytes, *tuple[object, ...]]]  # rows of one of the kinds in `sql.BATCHES`
-_TIMES = ("lease_until", "not_found_since", "next_attempt_at", "submitted_at", "created_at", "updated_at")
 
 
 class Run(Protocol):
@@ -180,11 +178,6 @@ class Storage(Verbs):
     async def session(self, wake: Callable[[], None]) -> Session:
         """Take part: `wake` is called when rows may have become due at once."""
 
-    @staticmethod
-    @abstractmethod
-    def _moment(value: Any) -> datetime:
-        """Return a time as it was read."""
-
     async def transact(self, steps: Callable[[Verbs], Awaitable[T]]) -> T:
         """Do several steps in one transaction: all of them, or nothing."""
 
@@ -297,8 +290,7 @@ class Storage(Verbs):
 
     def _fields(self, found: Sequence[Any]) -> dict[str, Any]:
         values = dict(zip(Recovering.__struct_fields__, found, strict=True))
-        times = {name: self._moment(values[name]) for name in _TIMES if values[name] is not None}
-        return values | times | {"txid": values["txid"].hex()}
+        return values | {"txid": values["txid"].hex()}
 
 
 # --- parameters of the statements ------------------------------------------------------------------------------------
