@@ -272,9 +272,7 @@ class Service(Manager):
             self._over.set()
 
     async def stop(self) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("handlers.recovery.attempts._END_S", 0.2)
-            await super().stop()
+        await super().stop()
         if hasattr(self, "_over"):
             await self._over.wait()
         for error in getattr(self, "_raised", ()):
@@ -299,7 +297,9 @@ def manage(storage: Any, handler: Handler, **changes: Any) -> Service:
     extra = {"dice": least} | extra
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config.checks, "_SHORTEST_ATTEMPT_S", 0.0)  # ten seconds are too long for a test
-        return Service(cast("Storage", storage), handler, quick(**changes), **extra)
+        service = Service(cast("Storage", storage), handler, quick(**changes), **extra)
+    service._attempts.end_s = 0.2
+    return service
 
 
 async def until(condition: Callable[[], Any], within_s: float = 15.0) -> None:

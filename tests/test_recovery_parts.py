@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any, cast
 
 import pytest
-from recovering import Lab, tx
+from recovering import Lab, least, tx
 
 from config.settings import Recovery
 from handlers.events import Point, RolledBack
@@ -37,7 +37,7 @@ def claim(n: int, generation: int = 1) -> Claim:
 
 
 def holding(tables: Tables) -> Holding:
-    return Holding(cast("Any", tables), Recovery(lease_duration=60.0), Numbers(), lambda *_: None)
+    return Holding(cast("Any", tables), Recovery(lease_duration=60.0), Numbers(), lambda: None, least)
 
 
 @pytest.mark.anyio

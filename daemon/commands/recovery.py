@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+import msgspec
 
 from daemon.commands.common import (
     FAILED,
@@ -22,6 +23,7 @@ from daemon.commands.common import (
 
 if TYPE_CHECKING:
     from config.settings import Config
+    from storage.recovery.rows import Recovering, Status
     from storage.recovery.tables import Storage
 
 T = TypeVar("T")
@@ -76,24 +78,18 @@ def _with(config: Config, work: Callable[[Storage], Awaitable[T]], *, readonly: 
 @click.option("--order", type=click.Choice(["asc", "desc"]), default="asc", show_default=True, help="By submission.")
 @json_option("Print JSON objects as in the HTTP API, one per line.")
 @click.pass_context
-def list_rows(context: click.Context, status: str | None, count: int, order: str, as_json: bool) -> None:
+def list_rows(context: click.Context, status: Status | None, count: int, order: str, as_json: bool) -> None:
     """List transactions by their submission."""
-    import msgspec
-
     from daemon.commands.recovery_report import table
-    from storage.recovery.rows import Recovering
 
     async def work(storage: Storage) -> list[Recovering]:
         found: list[Recovering] = []
-        while more := await storage.rows(
-            status,  # type: ignore[arg-type]
-            min(_PAGE, count - len(found)),
-            after=found[-1].place if found else None,
-            newest_first=order == "desc",
-        ):
-            found += more
-            if len(found) >= count:
+        while len(found) < count:
+            most, after = min(_PAGE, count - len(found)), found[-1].place if found else None
+            more = await storage.rows(status, most, after=after, newest_first=order == "desc")
+            if not more:
                 break
+            found += more
         return found
 
     found = _with(context.obj.config, work, readonly=True)
@@ -112,8 +108,6 @@ def list_rows(context: click.Context, status: str | None, count: int, order: str
 @click.pass_context
 def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
     """Show one transaction, and every attempt to determine its status."""
-    import msgspec
-
     from daemon.commands.recovery_report import whole
 
     row = _with(context.obj.config, lambda storage: storage.row(txid[0]), readonly=True)
@@ -178,8 +172,6 @@ def reopen(context: click.Context, txids: list[bytes], reason: str) -> None:
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
     """Count transactions by status, and show the state of the daemon's service."""
-    import msgspec
-
     from daemon.commands.recovery_report import counted
     from daemon.metrics import daemon_numbers, folder
 

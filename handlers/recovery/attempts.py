@@ -22,8 +22,7 @@ log = structlog.get_logger("recovery")
 
 _SHUTTING_S = 1.0  # for an attempt to end after it was cancelled
 _CANCELS = 2  # the first may come when the handler is not waiting
-_END_S = 5.0  # for attempts to end by themselves when the service is stopped
-_LEAVE_S = 5.0  # then, for cancelled attempts to end, or to be abandoned
+_LEAVE_S = 5.0  # for cancelled attempts to end, or to be abandoned
 
 
 class Workers:
@@ -32,6 +31,7 @@ class Workers:
     def __init__(self, handler: Handler, settings: Recovery, numbers: Numbers, holding: Holding) -> None:
         """Take the handler, and the rows to attempt."""
         self._handler, self._numbers, self._holding = handler, numbers, holding
+        holding.cancel = self.cancel
         self._timeout_s = settings.attempt_timeout or inf
         self._alert = settings.stuck_alert_threshold
         self._timeouts: dict[bytes, int] = {}  # in a row
@@ -40,6 +40,7 @@ class Workers:
         self._ended = Wakeup()
         self.abandoned: set[Held] = set()  # their attempts did not end when they were cancelled
         self.count = 0  # workers, but for those whose attempts were abandoned
+        self.end_s = _LEAVE_S  # for attempts to end by themselves when the service is stopped
 
     def start(self, number: int, start: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         """Start workers; `start` makes a task of each."""
@@ -51,7 +52,7 @@ class Workers:
         """End the workers. Attempts have some time before they are cancelled; all of them end, or are abandoned."""
         self._stopping = True
         self._holding.queued.notify()
-        with anyio.move_on_after(_END_S):
+        with anyio.move_on_after(self.end_s):
             await self._all_ended()
         self._interrupting = True
         for held in list(self._due):

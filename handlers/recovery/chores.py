@@ -16,7 +16,6 @@ from handlers.recovery.records import Records, Turn, walk
 from handlers.spending import TxFault
 from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
-from storage.errors import StoreFull
 from storage.recovery.rows import FINAL, Counts, Status
 from storage.recovery.tables import Storage
 
@@ -42,6 +41,9 @@ async def heal(
     """Complete or remove what `find` finds: half-made transactions that no process works on, or lone locks.
 
     `write` makes one step a commit of its own. `became_whole` is called in it, `publish` after it.
+
+    Raises:
+        StoreFull: there is no space for a step.
     """
 
     def step(txid: bytes, view: TxView) -> bool | None:
@@ -51,11 +53,7 @@ async def heal(
         return whole
 
     for txid in await walk(turn, find):
-        try:
-            whole = await write(partial(step, txid))
-        except StoreFull as full:
-            log.warning("store_full", during="recovery", error=str(full))
-            continue
+        whole = await write(partial(step, txid))
         if whole is not None:
             log.info("creation_healed", txid=txid.hex(), whole=whole)
             publish()
@@ -72,6 +70,9 @@ async def withdraw_discarded(
 
     `write` makes one step a commit of its own; `publish` is called when the change log has it. Each is withdrawn
     before it is forgotten: a kill in between repeats it.
+
+    Raises:
+        StoreFull: there is no space for a step.
     """
 
     def step(txid: bytes, view: TxView) -> None:
@@ -82,11 +83,7 @@ async def withdraw_discarded(
 
     while txids := await storage.withdrawals(store, _WITHDRAWN):
         for txid in txids:
-            try:
-                await write(partial(step, txid))
-            except StoreFull as full:
-                log.warning("store_full", during="recovery", error=str(full))
-                return
+            await write(partial(step, txid))
         await storage.withdrawn(store, txids)
         log.info("discarded_withdrawn", transactions=len(txids))
         publish()

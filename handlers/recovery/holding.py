@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from random import uniform
 from time import monotonic
 
 import structlog
@@ -80,23 +79,16 @@ class Holding:
     """All places: the queue of the rows that wait for a worker, the leases, and the results that are to be written."""
 
     def __init__(
-        self,
-        storage: Storage,
-        settings: Recovery,
-        numbers: Numbers,
-        cancel: Callable[[Held, Outcome], None],
-        changed: Callable[[], None] = lambda: None,
-        dice: Dice = uniform,
+        self, storage: Storage, settings: Recovery, numbers: Numbers, changed: Callable[[], None], dice: Dice
     ) -> None:
-        """Take the tables, what cancels an attempt with the outcome that it then has, and what is called when there
-        are new final statuses.
-        """
+        """Take the tables, and what is called when there are new final statuses."""
         self.queue: deque[Held] = deque()
         self.queued, self.freed, self.unwritten = Wakeup(), Wakeup(), Wakeup()
         self._places: dict[bytes, Held] = {}
         self._results: deque[tuple[Held | None, Settlement]] = deque()  # None for a claim that got no place
         self._storage, self._settings, self._numbers = storage, settings, numbers
-        self._cancel, self._changed, self._dice = cancel, changed, dice
+        self._changed, self._dice = changed, dice
+        self.cancel: Callable[[Held, Outcome], None]  # cancels an attempt, with the outcome that it then has
 
     def __len__(self) -> int:
         return len(self._places)
@@ -188,7 +180,7 @@ class Holding:
         self._numbers.lease_losses += 1
         log.warning("lease_lost", txid=held.claim.txid.hex(), generation=held.claim.generation)
         if held.running:
-            self._cancel(held, Transient("cancelled, because its lease was lost", False))
+            self.cancel(held, Transient("cancelled, because its lease was lost", False))
             return
         if held in self.queue:
             self.queue.remove(held)

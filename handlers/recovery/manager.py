@@ -28,7 +28,8 @@ from handlers.recovery.holding import Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler
 from handlers.wakeup import Wakeup
-from storage.errors import StoreError
+from storage.errors import StoreError, StoreFull
+from storage.recovery.rows import StoreAway
 from storage.recovery.tables import Session, Storage
 
 log = structlog.get_logger("recovery")
@@ -72,9 +73,7 @@ class Manager:
         self._available, self._dice = available, dice
         self._chores = [*chores, (_COUNT_S, self._count)]
         self._done = dict[Chore, float]()
-        self._holding = Holding(
-            storage, settings, self.numbers, lambda *cancelled: self._attempts.cancel(*cancelled), changed, dice
-        )
+        self._holding = Holding(storage, settings, self.numbers, changed, dice)
         self._attempts = Workers(handler, settings, self.numbers, self._holding)
         self._session: Session | None = None
         self._running = False
@@ -84,10 +83,9 @@ class Manager:
     # --- life ----------------------------------------------------------------------------------------------------
 
     async def run(self, attempts: TaskGroup) -> None:
-        """Recover transactions until cancelled, or until `stop`. At once the end if the service is not enabled.
+        """Recover transactions until cancelled, or until `stop`; return at once if the service is not enabled.
 
-        Handlers are called in tasks of `attempts`: one that ignores its cancellation keeps that group from ending, and
-        nothing else.
+        Handlers are called in tasks of `attempts`: only that group waits for one that ignores its cancellation.
 
         Raises:
             RuntimeError: it is running.
@@ -117,10 +115,7 @@ class Manager:
             raise failure
 
     async def stop(self) -> None:
-        """End: attempts under way get a moment, what was not started is free at once, the leader's lock too.
-
-        A database that does not answer gets a moment as well: what can't be given back is free when its lease ends.
-        """
+        """End: attempts and the database get a moment; what was not started is released at once, if possible."""
         if self._running:
             self._stop.set()
             await self._stopped.wait()
@@ -188,8 +183,13 @@ class Manager:
         self._swept = monotonic()
         for every_s, chore in self._chores:
             if self._swept - self._done.get(chore, -inf) >= every_s:
-                with self.numbers.callback("chore", StoreError):
-                    self._done[chore] = -inf if await chore() else self._swept
+                self._done[chore] = self._swept
+                try:
+                    with self.numbers.callback("chore", StoreError):
+                        if await chore():
+                            del self._done[chore]
+                except StoreFull as full:
+                    log.warning("store_full", during="recovery", error=str(full))
 
     async def _count(self) -> bool:
         """Count the rows, and delete those that are too many; return whether there are more to delete."""
@@ -236,11 +236,13 @@ class Manager:
 
     async def _is_leader(self) -> bool:
         """Return whether we are the leader, as the database sees it."""
-        if self._session is not None and not await self._session.alive():
-            await self._lose_leadership()
         if self._session is None:
             self._session = await self._storage.session(self._wake.notify)
-        leads = await self._session.lead()
+        try:
+            leads = await self._session.lead()
+        except StoreAway:
+            await self._lose_leadership()
+            return False
         if leads and not self.numbers.leader:
             log.info("leadership_taken", owner=self.owner)
             self._done.pop(self._count, None)  # the leader also deletes rows that are too many
@@ -252,6 +254,7 @@ class Manager:
         if self.numbers.leader:
             self.numbers.leadership_losses += 1
             log.warning("leadership_lost", owner=self.owner, unstarted=len(self._holding.queue))
+            self._wake.notify()  # another session begins at once
             await self._holding.release_queue()
         await self._end_session()
 
@@ -259,8 +262,6 @@ class Manager:
         session, self._session, self.numbers.leader = self._session, None, False
         if session is not None:
             await session.close()
-
-    # --- settling, and leases ------------------------------------------------------------------------------------
 
     async def _settle_loop(self) -> None:
         while True:
@@ -275,7 +276,10 @@ class Manager:
         while True:
             await anyio.sleep(self._settings.lease_duration / _BEATS)
             await self._holding.renew()
-            if self._session is not None and not await self._session.alive():
+            try:
+                if self._session is not None:
+                    await self._session.lead()
+            except StoreAway:
                 self._wake.notify()
 
     def _report(self) -> None:

@@ -234,38 +234,21 @@ class PostgresSession:
 
     def __init__(self, connection: asyncpg.Connection, lock: int, wake: Callable[[], None]) -> None:
         """Take a connection for oneself."""
-        self._connection, self._lock, self._wake = connection, lock, wake
+        self._connection, self._lock, self._ended = connection, lock, lambda _: wake()
         self._leads = False
         self._turn = Lock()
         connection.add_termination_listener(self._ended)
 
-    def _ended(self, _: object) -> None:
-        self._leads = False
-        self._wake()
-
     async def lead(self) -> bool:
         """See `Session`."""
-        if not self._leads:
-            self._leads = bool(await self._fetch("SELECT pg_try_advisory_lock($1)", self._lock))
-        return self._leads
-
-    async def alive(self) -> bool:
-        """See `Session`."""
-        try:
-            await self._fetch("SELECT 1")
-        except StoreAway:
-            await self.close()
-            return False
-        return True
-
-    async def _fetch(self, query: str, *values: object) -> Any:
+        lock = "SELECT CASE WHEN $2 THEN true ELSE pg_try_advisory_lock($1) END"  # once: every success counts
         with _errors():
             async with self._turn:
-                return await self._connection.fetchval(query, *values)
+                self._leads = bool(await self._connection.fetchval(lock, self._lock, self._leads))
+        return self._leads
 
     async def close(self) -> None:
         """See `Session`."""
-        self._leads = False
         self._connection.remove_termination_listener(self._ended)
         try:
             with suppress(*_AWAY):  # before closing, so that the lock is free when this returns

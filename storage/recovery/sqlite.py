@@ -98,9 +98,9 @@ class SqliteSession:
 
     async def lead(self) -> bool:
         """See `Session`."""
-        return self._wake in self._sleeping
-
-    alive = lead
+        if self._wake not in self._sleeping:
+            raise StoreAway("the session is closed")
+        return True
 
     async def close(self) -> None:
         """See `Session`."""

@@ -34,11 +34,8 @@ class Session(Protocol):
         """Try to become the leader, without waiting; True when we are it, already or now.
 
         Raises:
-            StoreAway: it is not known.
+            StoreAway: the session has ended, and with it the lock.
         """
-
-    async def alive(self) -> bool:
-        """Return whether the session still exists, and with it the lock; queries the database."""
 
     async def close(self) -> None:
         """Release the lock, if it is held. May be called twice."""

@@ -43,7 +43,7 @@ from handlers.recovery.outcome import Invalid, NotFound, Outcome, Valid
 from handlers.recovery.records import Mined, Pending, State
 from handlers.recovery.rules import NEVER_ARRIVED
 from storage.recovery.postgres import PostgresStorage, lock_id
-from storage.recovery.rows import Claim, Settlement
+from storage.recovery.rows import Claim, Settlement, StoreAway
 from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
@@ -672,7 +672,8 @@ async def test_rec_077_close_twice(storage: Storage) -> None:
     assert await session.lead()
     await session.close()
     await session.close()
-    assert not await session.alive()
+    with pytest.raises(StoreAway):
+        await session.lead()
 
 
 async def test_rec_079_different_ids_do_not_conflict(pg_lab: Lab) -> None:
