@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+NAMES = ("kupo, all unspent of an address", "kupo, a page by limit", "blockfrost, a page")
 ENVIRON = {"UTXOD_KUPO__ENABLED": "true", "UTXOD_BLOCKFROST__ENABLED": "true"}
 _PIECE = 1 << 20
 _MATCH = b'"transaction_index":'
@@ -15,11 +16,9 @@ _MATCH = b'"transaction_index":'
 
 def paths(address: str, count: int) -> dict[str, str]:
     """Return the paths to request for an address, by the name of the measurement."""
-    return {
-        "kupo, all unspent of an address": f"/kupo/matches/{address}?unspent",
-        "kupo, a page by limit": f"/kupo/matches/{address}?unspent&limit={count}",
-        "blockfrost, a page": f"/blockfrost/mainnet/api/v0/addresses/{address}/utxos?count={count}",
-    }
+    matches = f"/kupo/matches/{address}?unspent"
+    page = f"/blockfrost/mainnet/api/v0/addresses/{address}/utxos?count={count}"
+    return dict(zip(NAMES, (matches, f"{matches}&limit={count}", page), strict=True))
 
 
 class Streamed(Struct, frozen=True):

@@ -175,17 +175,21 @@ class Bench:
 @click.option("--txs", default=2000, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
 @click.option(
     "--outputs",
-    default=1_000_000,
+    "large",
+    default=[1_000_000],
+    multiple=True,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Outputs of the large address; 0 omits it.",
+    help="Outputs of the large address; 0 omits it. Can be given several times, for several addresses.",
 )
 @click.option(
     "--old", default=0, show_default=True, type=click.IntRange(min=0), help="Number of outputs before the measurement."
 )
 @click.option("--facades", "with_facades", is_flag=True, help="Measure the Kupo and Blockfrost APIs too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, with_facades: bool, as_json: bool) -> None:
+def http(
+    seconds: float, rounds: int, txs: int, large: tuple[int, ...], old: int, with_facades: bool, as_json: bool
+) -> None:
     """Measure pages of 25 outputs next to a constant answer of the same server, alone and next to a busy writer.
 
     Also measures pages and balances of an address with very many outputs, in a separate store.
@@ -193,7 +197,7 @@ def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, with_fac
     load_before = os.getloadavg()[0]
     _print("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)
     _against_the_constant(seconds, rounds, txs, OldSet(old), with_facades, as_json)
-    if outputs:
+    for outputs in filter(None, large):
         _large_address(outputs, OldSet(old), with_facades, as_json)
 
 
@@ -276,6 +280,10 @@ def _show(title: str, found: dict[str, list[Measured]], as_json: bool) -> None:
                 for one, other in zip(each, constant, strict=True)
                 if one.load and other.load
             ]
+            if name in facades.NAMES:  # which stand for the requests of other systems
+                own = [one.load for one in found["page"] if one.load]
+                ratios = [one.requests_per_s / other.requests_per_s for one, other in zip(loads, own, strict=True)]
+                row["of_our_page"] = round(median(ratios), 3)
             row["server_us_per_answer"] = round(median(one.server_us for one in each if one.server_us is not None), 1)
             row |= {"of_the_constant": round(median(others), 3), "p99_by_p50": round(row["p99_ms"] / row["p50_ms"], 2)}
         if rates := [one.writer_txs_per_s for one in each if one.writer_txs_per_s is not None]:

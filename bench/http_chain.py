@@ -53,9 +53,10 @@ class Chain:
         return Output(to, value)
 
     def enrich(self, wallet: bytes, outputs: int) -> Iterator[BlockApplied]:
-        """Pay to one wallet a number of times, forty transactions a block."""
-        for _ in range(outputs // (40 * _PAID_AT_ONCE)):
-            rich = [[self._rich(wallet) for _ in range(_PAID_AT_ONCE)] for _ in range(40)]
+        """Pay to one wallet a number of times, at most forty transactions a block."""
+        txs = -(-outputs // _PAID_AT_ONCE)
+        for at in range(0, txs, 40):
+            rich = [[self._rich(wallet) for _ in range(_PAID_AT_ONCE)] for _ in range(min(40, txs - at))]
             yield self._block([Tx(self._random.randbytes(32), [], outputs) for outputs in rich])
 
     def pay(self, txs: int) -> BlockApplied:
