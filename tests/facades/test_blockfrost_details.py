@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import installed
 import pytest
 from blockfrost_schema import NOT_STORED
 from chain_model import Coin
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from installed import FOLDER, needs_npm
 from msgspec.structs import replace
@@ -37,6 +38,12 @@ def upstream() -> Iterator[Node]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def lasting(upstream: Node) -> Iterator[Api]:
+    with short_folder() as folder, served(folder, upstream={"ogmios": upstream.url}) as api:
+        yield api
+
+
 @pytest.fixture
 def frost(upstream: Node) -> Iterator[Api]:
     with short_folder() as folder, served(folder, upstream={"ogmios": upstream.url}) as api:
@@ -51,10 +58,14 @@ def ask(api: Api, path: str, status: int = 200) -> Any:
     return answer.json()
 
 
-def submit(api: Api, raw: bytes) -> str:
+def post(api: Api, path: str, body: bytes) -> httpx.Response:
     transport = httpx.HTTPTransport(uds=str(api.daemon.folder / "http"))
     with httpx.Client(transport=transport, base_url="http://localhost", timeout=30) as client:
-        answer = client.post(f"{ROOT}/tx/submit", content=raw)
+        return client.post(f"{ROOT}{path}", content=body)
+
+
+def submit(api: Api, raw: bytes) -> str:
+    answer = post(api, "/tx/submit", raw)
     assert answer.status_code == 200, answer.text
     return str(answer.json())
 
@@ -228,3 +239,27 @@ def test_random_bytes(at: int, other: bytes, cut: bool) -> None:
         assert error.offset <= len(raw) + 1
     else:
         assert len(found) == len(Details._fields)
+
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.sampled_from(["84a0", "00" * 32]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["txId", "index", "address", "value", "coins", "assets", "script"]), inner)
+    ),
+    max_leaves=6,
+)
+BODIES = st.binary(max_size=40) | st.builds(
+    lambda cbor, outputs: json.dumps({"cbor": cbor, "additionalUtxoSet": outputs}).encode(),
+    st.just("84a0") | VALUES,
+    st.lists(st.lists(VALUES, min_size=2, max_size=2) | VALUES, max_size=2) | VALUES,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(["/tx/submit", "/utils/txs/evaluate", "/utils/txs/evaluate/utxos"]), BODIES)
+def test_random_bodies(lasting: Api, path: str, body: bytes) -> None:
+    answer = post(lasting, path, body)
+    assert answer.status_code in (200, 400), answer.text
+    if answer.status_code == 400:
+        assert set(answer.json()) == {"status_code", "error", "message"}

@@ -11,6 +11,8 @@ import cbor2
 import httpx
 import pytest
 from chain_model import Coin
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from preview import CODEC, before, blocks, coins, own_listener, served
 from questions import Api, short_folder
 from raw_http import Connection, get
@@ -107,7 +109,10 @@ def test_outputs(front: Served) -> None:
         assert each["script"]["language"].startswith(("native", "plutus:")) and each["script"]["cbor"]
     assert UTXO not in front.upstream.methods()
     malformed: list[dict[str, Any]] = [{"addresses": ["x"]}, {"addresses": 1}, {"outputReferences": [{"index": 1}]}]
-    for params in (*malformed, {"outputReferences": [{"transaction": {"id": "0"}, "index": -1}]}, {"other": []}):
+    places = [{"transaction": {"id": "0"}, "index": 0}, {"transaction": {"id": "00"}, "index": 0}]
+    places += [reference | {"index": index} for index in (-1, 65_536, "0", 0.0, True, None)]
+    malformed += [{"outputReferences": [place]} for place in places]
+    for params in (*malformed, {"other": []}):
         assert front.post(request(UTXO, **params), 400)["error"]["code"] == -32602
 
 
@@ -187,6 +192,32 @@ def test_other_http_requests(front: Served) -> None:
     assert httpx.post(f"{front.http}else", content="{}").status_code == 404
     assert httpx.post(front.http, content="[]").status_code == 400
     assert httpx.options(front.http).status_code == 200
+
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["", "é", "00" * 32, "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["transaction", "id", "index", "addresses", "a"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+METHODS = st.sampled_from([TIP, UTXO, "submitTransaction", "evaluateTransaction", "queryLedgerState/epoch"])
+NAMES = st.sampled_from(["addresses", "outputReferences", "transaction", "other"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(METHODS | VALUES, st.dictionaries(NAMES, VALUES, max_size=2) | VALUES, VALUES)
+def test_random_requests(front: Served, method: object, params: object, number: object) -> None:
+    """Every request is answered, with its id; what the daemon itself answers is an output or an error."""
+    sent = {"jsonrpc": "2.0", "method": method, "params": params, "id": number}
+    answer = httpx.post(front.http, content=json.dumps(sent), timeout=30)
+    content = answer.json()
+    assert answer.status_code in (200, 400, 503) and ("error" in content) == (answer.status_code != 200), content
+    if isinstance(method, str):
+        assert content["id"] == json.loads(json.dumps(number))
+    if method == UTXO and answer.status_code == 200:
+        assert isinstance(content["result"], list)
 
 
 def test_without_a_node() -> None:

@@ -18,6 +18,7 @@ TIP, UTXO = "queryNetwork/tip", "queryLedgerState/utxo"
 _LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
 _MOST = 100_000  # outputs in one answer: some 40 MB
 _MOST_REQUESTED = 10_000  # addresses or references in one question
+_ID_BYTES, _MOST_INDEX = 32, 65_535
 INVALID, TOO_LARGE, NOT_HERE = -32602, -32001, -32000
 
 
@@ -78,7 +79,9 @@ class Local:
         try:
             if name == "addresses":
                 return Wanted(lists=(shot.by_address(self._codec.read(each)),), spent=False, order="asc")
-            txid, index = bytes.fromhex(each["transaction"]["id"]), int(each["index"])
+            txid, index = bytes.fromhex(each["transaction"]["id"]), each["index"]
+            if len(txid) != _ID_BYTES or type(index) is not int or not 0 <= index <= _MOST_INDEX:
+                raise ValueError
         except AddressError as error:
             raise Failed(INVALID, f"{each!r} is not an address: {error}") from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
