@@ -84,18 +84,6 @@ def _free_port() -> int:
     return port
 
 
-def _children(process: int) -> list[int]:
-    return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
-
-
-def _busy_s(processes: list[int]) -> float:
-    """Return the processor time that processes have used."""
-    fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in processes]
-    return sum(int(user) + int(system) for *_, user, system in (each[:13] for each in fields)) / os.sysconf(
-        "SC_CLK_TCK"
-    )
-
-
 def _wait_for(port: int, path: str) -> None:
     until = time.monotonic() + 30
     while time.monotonic() < until:
@@ -154,10 +142,10 @@ class Bench:
         return found
 
     def _measure(self, workload: Workload) -> Measured:
-        task, began = Task(workload.port, workload.paths, _CONNECTIONS, self._seconds), _busy_s(workload.servers)
+        task, began = Task(workload.port, workload.paths, _CONNECTIONS, self._seconds), load.busy_s(workload.servers)
         got = load.result(load.start(task))
         answers = got.requests_per_s * (task.seconds + task.warm_s)  # the warm-up sends requests too
-        return Measured(got, (_busy_s(workload.servers) - began) / answers * 1e6)
+        return Measured(got, (load.busy_s(workload.servers) - began) / answers * 1e6)
 
     def _feed(self, workload: Workload | None) -> Measured:
         with self._feeder.feeding(self._seconds) as rates:
@@ -221,7 +209,7 @@ def _large_address(outputs: int, old: OldSet, with_facades: bool, as_json: bool)
                 client.feed([wire.encode(block, "frames")])
             with _workers(folder, 1) as (port, supervisor):
                 _wait_for(port, "/api/v1/status")
-                [worker] = _children(supervisor)
+                [worker] = load.children(supervisor)
                 streamed = facades.stream(port, worker, write(large)) if with_facades else None
                 found = large_address.measure(port, worker, write(large), [write(wallet) for wallet in chain.wallets])
     _print("an address with many outputs", msgspec.structs.asdict(found), as_json)
@@ -249,7 +237,7 @@ def _against_the_constant(
         balances = [f"/api/v1/addresses/{write(wallet)}/balance" for wallet in chain.wallets]
         for port, path in ((constant, "/"), (one, pages[0]), (two, pages[0])):
             _wait_for(port, path)
-        worker, workers = _children(supervisor), _children(supervisor_of_two)
+        worker, workers = load.children(supervisor), load.children(supervisor_of_two)
         workloads = [
             Workload("constant", constant, ["/"], [server]),
             Workload("page", one, pages[:_OFTEN], worker),
@@ -267,7 +255,6 @@ def _against_the_constant(
 
 
 def _show(title: str, found: dict[str, list[Measured]], as_json: bool) -> None:
-    constant = found["constant"]
     for name, each in found.items():
         row: dict[str, float] = {}
         if loads := [one.load for one in each if one.load is not None]:
@@ -275,20 +262,22 @@ def _show(title: str, found: dict[str, list[Measured]], as_json: bool) -> None:
                 field: round(median(getattr(one, field) for one in loads), 3)
                 for field in ("requests_per_s", "p50_ms", "p99_ms", "worst_ms", "bytes_per_answer")
             } | {"failures": sum(one.failures for one in loads)}
-            others = [
-                one.load.requests_per_s / other.load.requests_per_s
-                for one, other in zip(each, constant, strict=True)
-                if one.load and other.load
-            ]
-            if name in facades.NAMES:  # which stand for the requests of other systems
-                own = [one.load for one in found["page"] if one.load]
-                ratios = [one.requests_per_s / other.requests_per_s for one, other in zip(loads, own, strict=True)]
-                row["of_our_page"] = round(median(ratios), 3)
             row["server_us_per_answer"] = round(median(one.server_us for one in each if one.server_us is not None), 1)
-            row |= {"of_the_constant": round(median(others), 3), "p99_by_p50": round(row["p99_ms"] / row["p50_ms"], 2)}
+            row |= {
+                "of_the_constant": _ratio(each, found["constant"]),
+                "p99_by_p50": round(row["p99_ms"] / row["p50_ms"], 2),
+            }
+            if name in facades.NAMES:
+                row["of_our_page"] = _ratio(each, found["page"])
         if rates := [one.writer_txs_per_s for one in each if one.writer_txs_per_s is not None]:
             row["writer_txs_per_s"] = round(median(rates))
         _print(f"{title}: {name}", row, as_json)
+
+
+def _ratio(each: list[Measured], others: list[Measured]) -> float:
+    """Return how many requests of one workload were answered for each of another, measured in turn."""
+    both = [(one.load, other.load) for one, other in zip(each, others, strict=True) if one.load and other.load]
+    return round(median(one.requests_per_s / other.requests_per_s for one, other in both), 3)
 
 
 def _print(title: str, figures: Mapping[str, float], as_json: bool) -> None:

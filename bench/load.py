@@ -7,11 +7,13 @@ a `Task` from standard input and writes a `Load` to standard output, both as JSO
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from itertools import cycle, islice
+from pathlib import Path
 from statistics import quantiles
 from typing import cast
 
@@ -142,6 +144,19 @@ def result(process: subprocess.Popen[bytes]) -> Load:
     if process.wait():
         raise RuntimeError(f"the load ended with {process.returncode}")
     return msgspec.json.decode(raw, type=Load)
+
+
+def children(process: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
+
+
+def busy_s(processes: list[int]) -> float:
+    """Return the processor time that processes have used."""
+    fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in processes]
+    return sum(int(user) + int(system) for *_, user, system in (each[:13] for each in fields)) / os.sysconf(
+        "SC_CLK_TCK"
+    )
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from msgspec import Struct
 
 from handlers.owners import spliced
 from handlers.snapshot import Snapshot
+from handlers.spends import NONE, Spends
 from handlers.walk import HIGHEST, PLACE, Listed, Listing, Order, in_both
 from storage.errors import Damaged
 from storage.history.layout import Flags, Numbers, outputs_in, to_extra
 from storage.history.output_keys import RULES
 
-NONE = -1  # in place of a spender
 READ = 500  # outputs that are read before others get a turn
 _RANGE = 1 << 16  # numbers that are examined together where no index is used
 _SPARSE = 100  # numbers for each output, from which on few outputs are stored together
@@ -65,30 +65,6 @@ class Wanted(Struct, frozen=True, kw_only=True):
         """Return what distinguishes this list from others, for its cursors."""
         conditions = (self.lists, self.asset, self.policy, self.txid, self.index, self.unspent, self.spent)
         return repr((*conditions, self.owns is not None, self.created, self.spent_in)).encode()
-
-
-class Spends:
-    """What was spent in the window: numbers in order, and by whom."""
-
-    def __init__(self, shot: Snapshot) -> None:
-        stored = shot.stored
-        reachable, parts = stored.reachable, [np.empty(0, np.int64)]
-        spenders = [np.empty(0, np.int64)]
-        for entries in stored.index("spender").within(0, max(shot.state.next_number, 1)):
-            kept = entries[entries["number"] >= reachable]
-            parts.append(kept["prefix"].astype(np.int64))
-            spenders.append(kept["number"])
-        numbers = np.concatenate(parts)
-        order = np.argsort(numbers, kind="stable")
-        self._numbers, self._spenders = numbers[order], np.concatenate(spenders)[order]
-
-    def of(self, numbers: Numbers) -> Numbers:
-        """Return the spender of each of these numbers, or `NONE`."""
-        if len(self._numbers) == 0:
-            return np.full(len(numbers), NONE, np.int64)
-        places = np.searchsorted(self._numbers, numbers).clip(max=len(self._numbers) - 1)
-        found: Numbers = np.where(self._numbers[places] == numbers, self._spenders[places], NONE)
-        return found
 
 
 class Matches:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from handlers.matches import NONE, Row
+from handlers.matches import Row
 from handlers.snapshot import Snapshot
+from handlers.spends import NONE
 from storage.errors import Damaged
 from storage.history.layout import Numbers
 

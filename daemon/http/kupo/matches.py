@@ -19,9 +19,10 @@ from daemon.http.reply import header
 from handlers import cursors
 from handlers.boundary import Cut
 from handlers.cursors import BadCursor
-from handlers.matches import Matches, Part, Row, Spends, Wanted
+from handlers.matches import Matches, Part, Row, Wanted
 from handlers.query import Boundary, CursorGone, Snapshot
 from handlers.rendering import Written
+from handlers.spends import Spends
 from storage.history.layout import Numbers
 
 _AT_ONCE = 500  # outputs of an answer that is not streamed

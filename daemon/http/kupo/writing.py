@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from handlers.datums import search_datum
-from handlers.matches import NONE, Row
+from handlers.matches import Row
 from handlers.query import NoIndex, Snapshot
 from handlers.rendering import data_hash, script_hash
 from handlers.scripts import Script, read_reference
 from handlers.spenders import Places, Spenders
+from handlers.spends import NONE
 from storage.history.layout import Extra, to_extra
 
 LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
