@@ -19,7 +19,7 @@ from handlers.cursors import BadCursor
 from handlers.transactions import TxView
 from handlers.tx_query import Inpoint, inpoints
 from storage import keys
-from storage.pool_layout import OutPoint, claimant
+from storage.pool_layout import FROZEN, HASH, OutPoint, claimant
 
 Status = Literal["unmined", "conflicting"]
 Order = Literal["parents_first", "age"]
@@ -231,10 +231,10 @@ class WaitingList:
         assert seen is not None
         yield from seen.conflicting_children
         for number in range(seen.pages + 1):
-            for _, row in self._view.slots(txid, number):
+            for by in self._view.claims(txid, number).values():
                 self._examined += 1
-                if spending.spent(row):
-                    yield claimant(row)[0]
+                if by != FROZEN:
+                    yield by[:HASH]
 
     def _turn(self) -> bool:
         """Return whether others should have a turn.
