@@ -57,7 +57,7 @@ constants = st.sampled_from((BECH32, BECH32M))
 
 
 def defined_checksum(prefix: str, symbols: list[int], constant: int) -> list[int]:
-    """BIP 173's definition, as it stands there: one symbol after the other."""
+    """Compute the checksum symbol by symbol, as BIP 173 defines it."""
     generator = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
     values = [ord(c) >> 5 for c in prefix] + [0] + [ord(c) & 31 for c in prefix] + symbols + [0] * 6
     remainder = 1

@@ -33,7 +33,7 @@ STAKE_SCRIPT_ADDRESS = "stake178phkx6acpnf78fuvxn0mkew3l0fd058hzquvz7w36x4gtcccy
 
 
 class Vector(NamedTuple):
-    """CIP 19: an address on mainnet and on test networks, the bytes after the header, and its credentials."""
+    """A test vector of CIP 19; `rest` are the bytes after the header."""
 
     kind: int
     mainnet: str

@@ -91,7 +91,7 @@ def audited(daemon: Daemon) -> Audited:
 
 
 def rows(daemon: Daemon) -> dict[str, dict[bytes, bytes]]:
-    """Return every row of the transaction store, by table; an index has the transactions of a height together."""
+    """Return every row by table; the transactions of an index at one height are joined."""
     with open_disk(load(daemon.config, {}), readonly=True) as disk, disk.read() as txn:
         tables: dict[str, dict[bytes, bytes]] = {}
         for table in ("tx", "tx_claim", "tx_delete_at", "tx_unmined", "tx_preserved"):
@@ -105,7 +105,7 @@ def rows(daemon: Daemon) -> dict[str, dict[bytes, bytes]]:
 
 
 def record(of: str, **fields: Any) -> Damage:
-    """Return what writes fields of a master behind the store's back, the indexes in step."""
+    """Return what changes fields of a record and keeps the indexes consistent."""
 
     def damage(store: OnDisk, txn: Txn) -> None:
         kept = store.record(txn, name(of))
@@ -130,7 +130,7 @@ def page(of: str, number: int, **fields: Any) -> Damage:
 
 
 def slot(of: str, number: int, index: int, tail: bytes | None, *, spent: int = 0) -> Damage:
-    """Return what gives a slot another end, and counts that."""
+    """Return what replaces the end of a slot; `spent` is added to the count of its page."""
 
     def damage(store: OnDisk, txn: Txn) -> None:
         row = store.slot(txn, name(of), number, index) or digest("hash")
@@ -161,7 +161,7 @@ def index(table: str, at_height: int, txid: bytes, *, remove: bool = False) -> D
 
 
 def put(key: bytes, row: bytes, table: str = "tx") -> Damage:
-    """Return what puts a row that is not empty, with its checksum."""
+    """Return what writes a row; a row that is not empty gets its checksum."""
     return lambda store, txn: txn.put(key, row and seal_bytes(row), db=store.disk.tables[table])
 
 

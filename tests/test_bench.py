@@ -103,7 +103,7 @@ def raw_blocks(data: bytes) -> Iterator[bytes]:
 
 
 def raw_transactions(block: bytes) -> Iterator[tuple[bytes, Tx]]:
-    """Yield every transaction with its id; a block of an old set has many coinbases, which our own decoder refuses."""
+    """Yield transactions with their ids; our decoder refuses the many coinbases of an old set."""
     length, at = _size(block, 80)
     for _ in range(length):
         digest, inputs, outputs, _, _, at = _read_transaction(block, at, True)

@@ -70,7 +70,7 @@ def test_a_genesis_needs_an_empty_store(tmp_path: Path) -> None:
 
 
 def test_a_transaction_that_spends_an_earlier_one_of_its_own_id(tmp_path: Path) -> None:
-    """It spends before it creates, so the earlier output is spent, and its own is live."""
+    """A transaction spends before it creates."""
     again = tx("same", output("bob", 2), spends=[at("same")], coinbase=True)
     with open_chain(tmp_path) as chain:
         feed(chain, *chained([tx("same", output("ann", 1), coinbase=True)], [again]))
@@ -90,7 +90,6 @@ def test_an_address_of_any_length_is_found(length: int, tmp_path: Path) -> None:
 
 
 def test_a_large_transaction_keeps_its_order(tmp_path: Path) -> None:
-    """Also beyond the numbers that are in a table and not packed."""
     count = (1 << 14) + 3
     funds = block(None, tx("funds", *[Output(script("eve"), n) for n in range(count)]))
     spend = tx("spend", spends=[at("funds", n) for n in (0, count - 1, (1 << 14) - 1, 1 << 14)])
@@ -105,7 +104,6 @@ def test_a_large_transaction_keeps_its_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_an_index_behind_the_last_output_spends_nothing(at_once: bool, tmp_path: Path) -> None:
-    """Neither the first output of the transaction that comes next, nor what an earlier block spent."""
     blocks = chained(
         [tx("a", output("ann")), tx("b", output("bob"), output("bob"))],
         [tx("c", spends=[at("a", 1), at("b", 2), at("b", 1)])],
@@ -120,7 +118,7 @@ def test_an_index_behind_the_last_output_spends_nothing(at_once: bool, tmp_path:
 
 
 def test_a_transaction_comes_again_after_a_rollback(tmp_path: Path) -> None:
-    """Its entry in a run that the rollback has cut is not taken for an earlier transaction of its id."""
+    """Its entry in the run that the rollback cut is not taken for an earlier transaction of its id."""
     first = block(None, *(tx(f"a{n}", output("ann")) for n in range(4)))
     second, other = block(first, tx("b", output("bob"))), block(first, tx("c", output("cid")))
     with open_chain(tmp_path) as chain:
@@ -257,7 +255,6 @@ def test_answers_come_in_the_order_of_the_messages(tmp_path: Path) -> None:
 
 
 def test_a_turn_ends_in_time(tmp_path: Path) -> None:
-    """At least one message is carried out; the others wait for the next turn."""
     with open_chain(tmp_path) as chain:
         turns, deliveries = Turns(chain), [message(each, Listener()) for each in BLOCKS[:3]]
         assert turns.take(deliveries, monotonic(), 0.0) == deliveries[1:]
@@ -277,7 +274,7 @@ def test_the_network_height_of_the_sender_decides_how_deep_a_block_is(tmp_path: 
 
 
 def test_a_rollback_before_all_undo_logs_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart they are read some at a time: not those of blocks that were rolled back meanwhile."""
+    """Undo logs are read in parts after a restart, without those of blocks that were rolled back."""
     monkeypatch.setattr(storage.history.recent, "_LOADED", 1)
     with open_chain(tmp_path) as chain:
         feed(chain, *SPENDING[:5])

@@ -244,7 +244,7 @@ def test_a_conflict_with_the_chain_cant_be_won(local: LocalStore) -> None:
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_an_output_claimed_again_is_not_counted_twice(local: LocalStore, recorded: bool) -> None:
-    """A block may spend what an unmined transaction has claimed, and what is frozen."""
+    """A block may spend an output that is claimed or frozen."""
     if recorded:
         local.write(lambda view: view.need(txid("fund")))
     local.write(lambda view: submit(view, child("child", at("fund"))))
@@ -279,7 +279,7 @@ def test_a_released_claim_gives_an_output_back_to_its_spender_in_the_chain(local
 
 
 def test_a_block_cannot_spend_again_what_a_mined_transaction_has_spent(local: LocalStore) -> None:
-    """The chain has neither of them any more, or never had: only their records say that they are mined."""
+    """Only the records know that both transactions are mined, since the chain has neither."""
 
     def work(view: TxView) -> None:
         submit(view, tx("parent", PAY))
@@ -310,7 +310,7 @@ def test_a_submission_and_its_block_in_one_commit(local: LocalStore, mined: bool
 
 
 def test_a_block_in_bytes_mines_pending_transactions(local: LocalStore) -> None:
-    """A block is made of objects only where it touches a record: its transaction's, or a claim on what it spends."""
+    """A block is decoded into objects only where it touches a record or a claim."""
     local.write(lambda view: submit(view, child("child", at("fund"))))
     local.write(lambda view: submit(view, child("loser", at("fund", 2))))
     assert local.chain.tx_blocks is not None
@@ -340,7 +340,6 @@ def test_a_rollback_needs_the_outputs_of_blocks_that_stay(local: LocalStore) -> 
 
 
 def test_children_of_several_losers_are_searched_once(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Coinbases of a rolled-back block become conflicting, with a long chain that spends all of them."""
     length, requests, children = 30, Counter[bytes](), claims.children
     coinbases = [tx(f"coinbase {n}", PAY, coinbase=True) for n in range(length)]
     links = [tx(f"link {n}", PAY, spends=[at(f"coinbase {n}"), at(f"link {n - 1}")][: n + 1]) for n in range(length)]
@@ -360,7 +359,7 @@ def test_children_of_several_losers_are_searched_once(local: LocalStore, monkeyp
 @pytest.mark.parametrize("begun", range(5))
 @pytest.mark.parametrize("waiting", range(3))
 def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, local: LocalStore) -> None:
-    """A large submission is stored in commits of its own, also between the arrival of blocks and their commit."""
+    """A large submission is stored in several commits, also between the arrival of a block and its commit."""
     paid = tx("paid", PAY, PAY, spends=[at("fund")], raw=b"raw")
     creation = Creation(
         local.real, TxSubmitted(tx=paid), new_records.draft(local.real.rules, paid, HEIGHT), created=lambda *_: None

@@ -194,7 +194,7 @@ def test_a_map_that_is_full_appends_once(tmp_path: Path) -> None:
 
 
 def test_recent_facts_are_of_some_types_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happened to transactions between them is passed over, but no more than so many rows."""
+    """Facts of other types are skipped, up to a number of rows."""
     back = RolledBack(from_=Point(9, 90, b"\x09" * 32), to="origin", blocks=9)
     noise = [TxStatusChanged(txid=bytes([n]) * 32, status="pending", height=None, cause=None) for n in range(200)]
     types: list[FactType] = ["BlockCommitted", "RolledBack"]

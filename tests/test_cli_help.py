@@ -47,7 +47,7 @@ def test_the_help_is_whole(path: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("level", range(4))
 def test_the_configuration_is_named_at_any_level(tmp_path: Path, level: int) -> None:
-    """The last one counts."""
+    """The last occurrence of the option counts."""
     with home(tmp_path, chain={"family": "bitcoin", "network": "regtest"}) as daemon:
         words: list[str | Path] = ["config", "show"]
         words[level:level] = ["--config", daemon.config]

@@ -39,7 +39,6 @@ RICH: Message = {
 
 
 def chain_of_payments() -> list[Message]:
-    """Thirty payments to ann, one of them with everything; the first is spent, and one failed."""
     blocks = [
         block(None, tx("first", *(output("ann", n + 1) for n in range(29)), output("bob", 5)), time=1_700_000_000)
     ]
@@ -73,7 +72,6 @@ class Result(NamedTuple):
         return json.loads(self.out)
 
     def one_line(self, code: int) -> str:
-        """Return the only thing that was done: one clear line, and the exit code."""
         assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self
         assert self.err.startswith("Error: ")
         return self.err[len("Error: ") : -1]
@@ -489,7 +487,6 @@ def test_a_reader_may_close_the_pipe(daemon: Daemon) -> None:
 
 @pytest.fixture
 def bin_folder(tmp_path: Path) -> Path:
-    """A folder with `utxod` in it, as an installation has it."""
     script = tmp_path / "utxod"
     script.write_text(f"#!{sys.executable}\nfrom daemon.cli import main\nmain()\n")
     script.chmod(0o755)

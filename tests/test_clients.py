@@ -62,7 +62,7 @@ def test_only_one_connection_feeds(daemon: Daemon, encoding: Encoding) -> None:
 
 
 def test_the_next_feeder_waits_until_the_last_one_is_done(tmp_path: Path) -> None:
-    """The last one has disconnected; what it sent is carried out all the same, over many commits."""
+    """The messages of a disconnected feeder are still carried out, over many commits."""
     blocks = chain(300, outputs=20)
     with running(tmp_path, batch={"max_delay_ms": 2}) as daemon, daemon.client("frames") as other:
         with daemon.client("frames") as feeder:
@@ -143,7 +143,7 @@ def test_a_fact_is_sent_after_its_commit(daemon: Daemon) -> None:
 
 
 def test_a_client_that_reads_may_be_answered_very_often_at_once(tmp_path: Path) -> None:
-    """One commit answers all messages before it: at once that is more than a client may leave unread."""
+    """One commit answers more messages than a client may leave unread."""
     states = 30_000
     with running(tmp_path, batch={"max_delay_ms": 10_000}) as daemon, daemon.client() as client:
         [first] = chain(1)

@@ -83,7 +83,7 @@ def test_the_rule_sees_a_way_back() -> None:
 
 
 def test_a_batch_is_in_no_cycle(tmp_path: Path) -> None:
-    """Its blocks are long: they go with the commit, not when the collector looks the next time."""
+    """The memory of long blocks is freed at the commit, not by the collector."""
     with open_chain(tmp_path) as chain:
         chain.apply(block(None, tx("a", output("ann"))), None)
         batch = ref(chain.batch)

@@ -27,7 +27,6 @@ def plain(made: Columns) -> list[object]:
 
 
 def simple(rng: Random, block: BlockApplied) -> BlockApplied:
-    """Return a block with the fields of an ordinary Bitcoin block alone."""
     txs = [
         Tx(
             tx.txid,
@@ -75,7 +74,7 @@ def test_a_changed_frame_is_read_as_by_the_decoder(place: int, flip: int) -> Non
 
 @pytest.mark.parametrize("index", [(1 << 32) - 1, 1 << 32, 1 << 63, (1 << 64) - 1])
 def test_an_index_that_is_too_large_is_refused(index: int) -> None:
-    """Taken for a signed number it would name an output of an earlier transaction."""
+    """Read as a signed number, the index would name an output of an earlier transaction."""
     block = BlockApplied(height=1, hash=bytes(32), txs=[Tx(bytes(32), [(bytes(32), index)], [Output(b"a", 1)])])
     frame = frame_of(block)
     if index < 1 << 32:
@@ -88,7 +87,6 @@ def test_an_index_that_is_too_large_is_refused(index: int) -> None:
 
 @pytest.mark.parametrize("reported", [2, 1, 3, 0])
 def test_previous_outputs_are_given_for_each_input_or_refused(reported: int) -> None:
-    """Where it is, the block is still read as columns."""
     spends = [(bytes(32), 0), (bytes(32), 1)]
     tx = Tx(bytes(32), spends, [Output(b"a", 1)], version=2, lock_time=3, previous=[None, (5, b"s"), None][:reported])
     frame = frame_of(BlockApplied(height=1, hash=bytes(32), txs=[Tx(bytes(32), [], [Output(b"a", 1)]), tx]))

@@ -27,7 +27,6 @@ TABLES = (META, "pairs*", "rows", "empty")
 
 
 def fill(folder: Path, commits: int = 30) -> None:
-    """Make a store with free pages, long values, and trees of duplicates of one key."""
     random = Random(1)
     with Disk(folder, TABLES, durable=False) as disk:
         for _ in range(commits):
@@ -68,7 +67,7 @@ def test_all_rows_are_there_and_the_file_is_shorter(tmp_path: Path) -> None:
 
 
 def test_lmdb_s_own_compaction_still_crashes(tmp_path: Path) -> None:
-    """If this fails the binding has been mended: see decision 027, and compact with it."""
+    """If this fails, LMDB's own compaction can be used: see decision 027."""
     script = """
 import lmdb, sys
 env = lmdb.open(sys.argv[1], max_dbs=1)

@@ -174,10 +174,7 @@ SIZE = "expected a size such as 64MiB, 1GiB, 4096"
         ("data_dir = 1979-05-27", 'data_dir: "1979-05-27": expected a text that is not empty'),
         ('[pruner]\njob_timeout = "30 sekunden"', f'[pruner] job_timeout: "30 sekunden": {DURATION}, more than 0s'),
         ("[pruner]\njob_timeout = 0", f"[pruner] job_timeout: 0: {DURATION}, more than 0s"),
-        (
-            '[recovery]\nlease_duration = "900ms"',
-            f'[recovery] lease_duration: "900ms": {DURATION}, at least 1s',
-        ),
+        ('[recovery]\nlease_duration = "900ms"', f'[recovery] lease_duration: "900ms": {DURATION}, at least 1s'),
         ("[batch]\nmax_bytes = 0", f"[batch] max_bytes: 0: {SIZE}, at least 1B"),
         (
             "[socket]\nadmin_uids = [-1]",
@@ -193,10 +190,7 @@ SIZE = "expected a size such as 64MiB, 1GiB, 4096"
         ('[recovery]\ndsn = "pw@host"', "[recovery] dsn: expected postgresql://user@host/database"),
         ('[recovery]\nnode_url = "pw@host"', "[recovery] node_url: expected http://host:port"),
         ('[recovery]\nattempt_timeout = "5s"', "[recovery] attempt_timeout: expected 0 (no limit) or at least 10s"),
-        (
-            '[socket]\npath = "/s"\n[http]\nlisten = "unix:/s"',
-            "[http] listen: http.listen and socket.path are both /s",
-        ),
+        ('[socket]\npath = "/s"\n[http]\nlisten = "unix:/s"', "[http] listen: http.listen and socket.path are both /s"),
         (
             '[http]\nallowed_hosts = ["a.example", "fd00::1", "*", "https://b.example"]',
             "[http] allowed_hosts: https://b.example: expected a name such as utxod.example.org, "
@@ -207,10 +201,7 @@ SIZE = "expected a size such as 64MiB, 1GiB, 4096"
             "[http] allowed_hosts: b.example:443: expected a name such as utxod.example.org, "
             'without scheme and port, or "*"',
         ),
-        (
-            f'[socket]\npath = "/{"ß" * 54}"',
-            f"[socket] path: a Unix socket's path has at most 107 bytes: /{'ß' * 54}",
-        ),
+        (f'[socket]\npath = "/{"ß" * 54}"', f"[socket] path: a Unix socket's path has at most 107 bytes: /{'ß' * 54}"),
         (
             f'[http]\nlisten = "unix:/{"s" * 107}"',
             f"[http] listen: a Unix socket's path has at most 107 bytes: /{'s' * 107}",
@@ -379,7 +370,7 @@ HELPER = "utxo.index.strategy"  # it sets others, so that it is never in force i
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
-    """Any configuration without secrets whose values are right one by one."""
+    """Return any configuration without secrets; each value is valid by itself."""
     tree: dict[str, Any] = {}
     for name in draw(st.sets(st.sampled_from(sorted(SETTINGS.keys() - {HELPER})))):
         *tables, key = name.split(".")

@@ -266,7 +266,7 @@ def test_utxo_040_a_missing_body_stops_the_rollback_by_name(tmp_path: Path, agai
 def test_utxo_041_spent_bodies_are_kept_while_undo_logs_name_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No undo log has bodies: what else is deleted around them, they are kept in the table of outputs."""
+    """Undo logs have no bodies, so the table of outputs keeps them."""
     small_values(monkeypatch)
     dead = [tx(name, *[output(B, n) for n in range(60)]) for name in ("older", "newer")]
     bury = tx("bury", spends=[at(name, n) for name in ("older", "newer") for n in range(60)])
@@ -342,14 +342,13 @@ def test_windows_are_counted_in_blocks(
 
 
 def hundreds_spent(blocks: int, each: int) -> list[BlockApplied]:
-    """Return a block of outputs, blocks that each spend some of them, and one more."""
     funds = tx("funds", *[output(A, n) for n in range(blocks * each)])
     spends = ([tx(f"spend {n}", spends=[at("funds", n * each + k) for k in range(each)])] for n in range(blocks))
     return chained([funds], *spends, [])
 
 
 def test_utxo_049_pruning_continues_step_by_step_after_a_restart(tmp_path: Path) -> None:
-    """A step takes whole undo logs, until so many spends went with them."""
+    """A step takes whole undo logs until it has reached the batch size."""
     with open_chain(tmp_path, prune_depth=0, rollback_window=0) as chain:
         feed(chain, *hundreds_spent(12, 100))
     deleted = []
@@ -383,7 +382,6 @@ def test_utxo_050_a_block_does_not_wait_for_pruning(tmp_path: Path) -> None:
 
 
 def test_utxo_051_blocks_of_another_fork_are_pruned_too(tmp_path: Path) -> None:
-    """What was pruned can't be rolled back over; new blocks are pruned as those were that they replace."""
     blocks = chained([tx("t0", output(A))], *([tx(f"t{n}", output(A), spends=[at(f"t{n - 1}")])] for n in range(1, 60)))
     other = blocks[:45]
     for n in range(45, 80):
@@ -406,7 +404,6 @@ def test_utxo_051_blocks_of_another_fork_are_pruned_too(tmp_path: Path) -> None:
 
 
 def test_utxo_052_053_no_live_output_is_ever_pruned(tmp_path: Path) -> None:
-    """Each keeps its own datum and script, also where another output had the same."""
     one, other = (output(to, inline_datum=b"the datum", script_ref=b"the script") for to in (A, B))
     blocks = chained(
         [tx("old", one, other)],
@@ -439,7 +436,7 @@ def test_utxo_055_a_chain_that_is_ahead_is_caught_up_with_before_pruning(tmp_pat
 
 
 def test_utxo_057_058_a_block_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
-    """Which era a block is of decides nothing here: it is a text."""
+    """Any text is accepted as an era."""
     sender = Listener()
     plain: dict[str, object] = {"type": "BlockApplied", "height": 1, "hash": "aa" * 32}
     with open_chain(tmp_path) as chain:
@@ -456,7 +453,7 @@ def test_utxo_057_058_a_block_that_cannot_be_read_is_refused_by_name(tmp_path: P
 
 
 def test_utxo_064_a_writer_that_fails_ends_the_consumer(tmp_path: Path) -> None:
-    """And with it the daemon: no block is acknowledged, and no further one taken."""
+    """No block is acknowledged, and no further one is taken."""
     first, sender = block(None, seq=1), Listener()
     with open_chain(tmp_path) as chain:
         line = ListInbox([message(first, sender)], [message(block(first, seq=2), sender)])

@@ -38,7 +38,7 @@ LATER = 1000  # seconds, when every lock has ended
 
 
 def rows(subject: Subject, *, locks: bool = False, without: str = "") -> Rows:
-    """Return every row of the transaction store, the creators' locks left out, and those of one transaction."""
+    """Return every row of the transaction store but locks, without those of one transaction."""
     found: Rows = {}
     left_out = subject.words.txid(without)
     with subject.daemon.disk.read() as txn:

@@ -18,7 +18,7 @@ LARGE = tx("large", *(output("ann") for _ in range(PAGE * PAGES)))
 
 
 class Filled(Fault):
-    """From one write on all of them fail."""
+    """Every write from one on fails."""
 
     def write(self) -> None:
         self.seen += 1
@@ -27,7 +27,6 @@ class Filled(Fault):
 
 
 def submit(local: LocalStore, made: Tx = LARGE) -> tuple[str, list[str]]:
-    """Return the answer to a submission, and what others heard of it."""
     sender = Listener()
     follow(local.chain, ListInbox([message(TxSubmitted(tx=made, seq=1), sender)]))
     ((_, statuses),) = sender.statuses()
@@ -41,7 +40,7 @@ def whole(local: LocalStore) -> bool:
 
 
 def test_a_retry_continues_at_once_wherever_the_disk_was_full(tmp_path: Path) -> None:
-    """At every write, from then on until the answer: also what gives the lock back fails."""
+    """Every write from one on fails until the answer, also the write that releases the lock."""
     met = set[str]()
     for at in range(1, 200):
         (tmp_path / str(at)).mkdir()

@@ -104,7 +104,6 @@ def refused(daemon: Daemon, command: str, words: str) -> None:
 
 
 def root_of(path: Path, table: str) -> int:
-    """Return the page at the root of a table: its record in the main table ends with that."""
     raw = path.read_bytes()
     found = [match.end() for match in re.finditer(re.escape(table.encode()), raw)]
     roots = {struct.unpack_from("=Q", raw, end + 40)[0] for end in found}
@@ -114,7 +113,7 @@ def root_of(path: Path, table: str) -> int:
 
 
 def newest(path: Path, table: str, root: int) -> bool:
-    """Return whether a table is not sound without a page; older versions of its record name other roots."""
+    """Return whether a page is the current root of a table; older versions of its record name other roots."""
     raw = bytearray(path.read_bytes())
     raw[root * PAGE : (root + 1) * PAGE] = bytes(PAGE)
     copy = path.with_suffix(".try")
@@ -180,7 +179,6 @@ def test_damage_that_is_found_before_a_daemon_starts(store: Daemon, kind: str) -
 
 @both
 def test_both_ends_of_every_table_are_read(store: Daemon) -> None:
-    """So that a page which leads to them cannot be lost unseen."""
     met, raw = set[str](), file(store).read_bytes()
     with lmdb.open(str(folder(store)), max_dbs=64, readonly=True, lock=False) as env:
         with env.begin() as txn:
@@ -220,14 +218,14 @@ def test_a_daemon_does_not_start_on_it(store: Daemon, kind: str) -> None:
 
 
 def test_a_store_of_an_earlier_version_is_not_called_damaged(store: Daemon) -> None:
-    """It has not all tables yet; those that the format began with it has to have."""
+    """Only tables that exist since the format began must be there."""
     for table in ("pruner_left", "pruner_job", "tx_unmined"):
         drop(store, table)
     precheck(folder(store), TABLES)
 
 
 def free_page_that_is_none(path: Path) -> None:
-    """Let the last commit's entry in the list of free pages name one behind the end."""
+    """Let the last commit's list of free pages name a page behind the end."""
     with lmdb.open(str(path), max_dbs=64) as env, env.begin() as txn:
         last, commit = env.info()["last_pgno"], txn.id()
     raw, key = (path / "data.mdb").read_bytes(), b"\x08\x00" + struct.pack("=Q", commit)
@@ -257,7 +255,7 @@ def zeros_inside(table: str, kind: str | None = None) -> Callable[[Hand], None]:
 
 @both
 def test_zeros_in_the_middle(store: Daemon) -> None:
-    """As a disk leaves them that has lost writes: every reader reports it, and nothing counts as missing."""
+    """A disk that loses writes leaves zeros: every reader reports them, and nothing counts as missing."""
     harm(folder(store), zeros_inside(OUTPUT))
     refused(store, "verify", "the value of outputs from number .* does not have the checksum")
     refused(store, "export", "the value of number .* does not have the checksum")
@@ -275,7 +273,7 @@ def test_zeros_in_the_middle(store: Daemon) -> None:
 
 
 def test_an_export_from_which_a_value_is_missing(store: Daemon) -> None:
-    """A page of an earlier commit is sound by itself: what it does not have is missed at the end."""
+    """A page of an earlier commit is valid by itself, so the missing value is noticed only at the end."""
     harm(folder(store), lambda hand: hand.delete(OUTPUT, hand.rows(OUTPUT)[3][0]))
     reported = CliRunner().invoke(main, ["export", "--config", str(store.config)])
     assert reported.exit_code == 3
@@ -283,7 +281,7 @@ def test_an_export_from_which_a_value_is_missing(store: Daemon) -> None:
 
 
 def test_a_sound_file_may_be_shorter_than_in_its_meta_page(tmp_path: Path) -> None:
-    """Pages that one commit has taken and given back were never written: that is no damage."""
+    """Pages that one commit allocated and freed were never written."""
     short = 0
     with lmdb.open(str(tmp_path), map_size=64 << 20, max_dbs=1, sync=False) as env:
         db = env.open_db(b"rows")
@@ -318,7 +316,7 @@ with lmdb.open(sys.argv[1], map_size=64 << 20, max_dbs=1, sync=False) as env:
 
 
 def test_pages_that_are_written_meanwhile_are_not_called_damaged(tmp_path: Path) -> None:
-    """The binding's verifier alone finds much that is not so; a commit says that what it has read is of two states."""
+    """LMDB's verifier reports pages of two states; the number of the commit shows that."""
     path, give_up, met = tmp_path / "data.mdb", monotonic() + PATIENCE_S, 0
     with subprocess.Popen([sys.executable, "-c", WRITING, str(tmp_path)], stdout=subprocess.PIPE) as writer:
         try:
@@ -396,7 +394,6 @@ def test_a_signal_right_after_the_fork_ends_the_child_too(number: signal.Signals
 
 
 def test_a_page_that_is_not_there_ends_a_command_with_one_line(store: Daemon) -> None:
-    """A process that reads the store without checking its pages is ended by SIGBUS: its parent reports the damage."""
     os.truncate(file(store), 8 * PAGE)
     refused(store, "export", "the store is damaged: reading it ended with SIGBUS")
     refused(store, "reindex", "the store is damaged: reading it ended with SIGBUS")
@@ -432,7 +429,7 @@ def test_a_daemon_that_was_ended_by_its_store_is_not_started_again(store: Daemon
     ],
 )
 def test_a_stack_shows_whether_the_store_was_used(frames: list[str], refuses: bool, tmp_path: Path) -> None:
-    """The loop, in the main thread, never reads the store: a stuck one is ended by the watchdog, with SIGABRT."""
+    """The watchdog ends a stuck main thread, which never reads the store, with SIGABRT."""
     stack = "".join(f'  File "{ROOT / path}", line 7 in work\n' for path in frames)
     (tmp_path / "crash").write_text(f"Fatal Python error: Aborted\n\nStack (most recent call first):\n{stack}")
     if refuses:
@@ -474,8 +471,6 @@ def zeros_at_the_end(value: bytes) -> bytes:
 
 
 def every(table: str, change: Callable[[bytes], bytes]) -> Callable[[Hand], None]:
-    """Return the damage that changes each value of a table."""
-
     def damage(hand: Hand) -> None:
         for key, value in hand.rows(table):
             hand.put(table, key, change(value))
@@ -520,7 +515,6 @@ for table in (TX, OUTPUT):
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_an_unreadable_row_is_one_line(store: Daemon, kind: str) -> None:
-    """Whatever the code that reads it raises: no traceback, and what to do. In this process: it is many commands."""
     damage, requests = ROWS[kind]
     harm(folder(store), damage)
     for command, *arguments in (QUERIED[name] for name in requests):
@@ -534,7 +528,6 @@ def test_an_unreadable_row_is_one_line(store: Daemon, kind: str) -> None:
 
 
 def test_only_what_reads_rows_is_taken_for_damage(store: Daemon) -> None:
-    """Limits of LMDB are none, nor is what was raised elsewhere; what a group of failures hides is found."""
     raised = KeyError("state")
     try:
         raise raised
@@ -556,7 +549,7 @@ def test_only_what_reads_rows_is_taken_for_damage(store: Daemon) -> None:
 
 
 def test_a_bug_outside_of_the_store_is_not_taken_for_damage() -> None:
-    """Such a daemon starts again. What runs a service or a command is part of every traceback."""
+    """Commands and services are part of every traceback."""
     for raised in (ValueError("a bug"), BaseExceptionGroup("", [ValueError("a bug")])):
         with pytest.raises(ValueError, match="a bug"), store_errors(), one_failure():
             raise raised

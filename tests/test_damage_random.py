@@ -47,7 +47,6 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def damaged(base: Path, *commands: str, seed: str = SEED, count: int = COUNT) -> list[dict[str, Any]]:
-    """Return the output of commands on damaged copies of a store."""
     program = [
         sys.executable,
         str(Path(__file__).with_name("random_damage.py")),

@@ -44,7 +44,6 @@ def path_of(datum: bytes) -> str:
 
 
 def names(datum: bytes, to: str = "script", **more: Any) -> Message:
-    """Return an output that names the hash of a datum."""
     return message_output(to, datum_hash=hash_of(datum), **more)
 
 
@@ -163,7 +162,7 @@ def found(chain: Chain, datum: bytes) -> bool:
 
 
 def expected(served: list[BlockApplied], floor: int) -> set[bytes]:
-    """Return the hashes whose datum is known, by a rule of its own."""
+    """Return the hashes whose datum is known, computed from the blocks alone."""
     lives, known = dict[tuple[bytes, int], tuple[bytes, bool]](), set[bytes]()
     for ordinal, each in enumerate(served, 1):
         revealed = {hash_of(datum) for made in each.txs for datum in made.datums}

@@ -33,7 +33,6 @@ Born = tuple[OutPoint, Coin]
 
 
 def changes(model: Model, ordinal: int) -> tuple[list[Born], list[tuple[Born, bytes]]]:
-    """Return what a block created, and what it spent by which transaction, by the rules of the model."""
     coins, fed = dict(model.moments[ordinal - 1].coins), model.moments[ordinal].block
     born, spent = list[Born](), list[tuple[Born, bytes]]()
     assert fed is not None
@@ -77,7 +76,7 @@ def expected(model: Model, ordinal: int, *, mmr: bool) -> dict[int, Any]:
 
 
 def delta_of(shot: Snapshot, windows: Windows, block: int | bytes) -> dict[int, Any]:
-    """Return a block's delta, with what was spent sorted; check that it is canonical."""
+    """Return a block's delta, with spent outputs sorted; check that it is canonical."""
     found = find(shot, windows, block, InCbor(shot))
     for _ in found.read():
         pass
@@ -93,7 +92,7 @@ def delta_of(shot: Snapshot, windows: Windows, block: int | bytes) -> dict[int, 
 
 @pytest.mark.parametrize("store", ["classic", "mmr"])
 def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str) -> None:
-    """Blocks come in batches; what they created may have been spent since."""
+    """Blocks come in batches, and later blocks may spend their outputs."""
     rng, model, invalid = Random(7), Model(2, 12), 0
     with open_chain(tmp_path, store=store, prune_depth=2, rollback_window=12) as chain:
         genesis = random_genesis(rng)
@@ -125,7 +124,6 @@ def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str) -> None:
 
 @pytest.mark.parametrize("lost", [OUTPUT, UNDO, TX])
 def test_a_delta_that_cannot_be_read_is_damage(tmp_path: Path, lost: str) -> None:
-    """What the block created or spent is not there, or whose outputs they were."""
     with open_chain(tmp_path) as chain:
         parent = chain_block(None, chain_tx("a", chain_output("ann"), chain_output("bob")))
         feed(chain, parent)
@@ -140,7 +138,7 @@ def test_a_delta_that_cannot_be_read_is_damage(tmp_path: Path, lost: str) -> Non
 
 
 def test_a_boundary_block_shares_its_height(tmp_path: Path) -> None:
-    """By height the first block is found, by hash each of them."""
+    """A height finds the first of its blocks, a hash each of them."""
     with open_chain(tmp_path) as chain:
         blocks = random_chain(Random(3), 2)
         boundary = chain_block(blocks[-1], height=2, slot=(blocks[-1].slot or 0) + 1)
@@ -222,7 +220,7 @@ def test_what_is_no_block_is_refused(fed_api: Api, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def fed_api() -> Any:
-    """A daemon with a window of three blocks that has taken a branch back."""
+    """Yield a daemon with a window of three blocks that has rolled back a branch."""
     blocks, utxo = chain(8), {"rollback_window": 3, "prune_depth": 1}
     with short_folder() as folder, running_api(folder, utxo=utxo) as fed_api:
         lost = chain(2, blocks[-1], branch="lost")
@@ -232,7 +230,6 @@ def fed_api() -> Any:
 
 
 def test_blocks_without_a_delta(fed_api: Any) -> None:
-    """Unknown, of another branch, and at or below the rollback floor; what they say of the tip is as everywhere."""
     blocks = fed_api.blocks
     for unknown in (9, 4294967295, "ab" * 32, fed_api.lost[0]["hash"].hex()):
         answer = fed_api.ask(f"/api/v1/blocks/{unknown}/delta")

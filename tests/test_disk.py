@@ -49,7 +49,7 @@ def child(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("written", [1, FORMAT + 1])
 def test_another_format_is_refused(tmp_path: Path, written: int) -> None:
-    """Before a table is made, or anything in the file changes."""
+    """The store is refused before a table is made or the file changes."""
     with open_chain(tmp_path) as chain:
         feed(chain, block(None, tx("O", output("ann"))))
         chain.store.disk.write(lambda txn: txn.put(FORMAT_KEY, written.to_bytes(4, "big"), db=chain.store.meta))
@@ -100,7 +100,6 @@ def test_another_chain_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_that_is_not_complete_is_refused(tmp_path: Path) -> None:
-    """It would find some outputs and not others; `reindex` completes it."""
     with open_chain(tmp_path, indexes=["address_hash"]) as chain:
         feed(chain, block(None, tx("O", output("ann"))))
         before = dump(chain.store)
@@ -278,7 +277,6 @@ def test_a_file_larger_than_the_configured_map_is_opened_whole(tmp_path: Path) -
 
 
 def test_work_that_fails_is_not_committed(tmp_path: Path) -> None:
-    """Whatever it raises: the transaction is aborted, and the next one finds everything as it was."""
     with open_chain(tmp_path) as chain:
         before = dump(chain.store)
 

@@ -64,7 +64,7 @@ def test_every_document_is_named_in_the_list_of_what_to_read() -> None:
 
 
 def named(text: str) -> Iterator[str]:
-    """Yield what a document has as code and what begins with our command: in blocks, and between backticks."""
+    """Yield the commands of utxod in blocks of code and between backticks."""
     blocks = [block for _, block in FENCED.findall(text)]
     lines = [line.strip() for block in blocks for line in block.splitlines()]
     inline = [" ".join(each.split()) for each in re.findall(r"(?<!`)`([^`]+)`(?!`)", FENCED.sub("", text))]
@@ -191,7 +191,7 @@ def web(daemon: Daemon) -> str:
 
 
 def values(daemon: Daemon, folder: Path) -> dict[str, str]:
-    """Return what the words in capitals and the variables of the documents mean for this daemon; put a proof there."""
+    """Return the values of placeholders and variables of the documents; write a proof."""
     txid, index, _, address = daemon.export()[-1].split(",")
     outputs = [output for message in CHAIN for tx in getattr(message, "txs", ()) for output in tx.outputs]
     policy = next(output.assets[0][0].hex() for output in outputs if output.assets)
@@ -210,7 +210,7 @@ def here(text: str, daemon: Daemon) -> str:
 
 
 def run_line(line: str, daemon: Daemon, folder: Path, environ: dict[str, str]) -> None:
-    """Run a line as it is pasted into a shell; `systemctl` starts and stops the daemon of the test."""
+    """Run a line in a shell; `systemctl` starts and stops the daemon of the test."""
     if line == "systemctl stop utxod":
         assert daemon.term() == 0
         return
@@ -271,7 +271,7 @@ PROGRAM = {
 
 
 def in_tables() -> set[str]:
-    """Return what the first columns of the tables in the pages for operators have as code."""
+    """Return the code in the tables of the pages for operators."""
     text = "".join((ROOT / "docs" / name).read_text() for name in ("operate.md", "wallets.md"))
     return {name for row in re.findall(r"^\|.*", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
 

@@ -53,7 +53,6 @@ def output_of(language: str, name: str, *arguments: str | Path) -> list[str]:
 
 @contextmanager
 def following(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a program next to the test; it is killed at the end, and when it takes too long."""
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         late = Timer(PATIENCE_S, process.kill)
         late.start()
@@ -69,7 +68,7 @@ def named(text: str) -> bytes:
 
 
 def test_the_feeder_brings_its_chain_wherever_the_daemon_is(language: str, daemon: Daemon) -> None:
-    """To an empty store; to one that has it; to one that left it after block 200; to one of another chain."""
+    """The daemon is empty, at the tip, on a branch from block 200 on, and on another chain."""
     whole = f"{BLOCKS + 1} messages are on disk, the tip is {BLOCKS}"
     assert output_of(language, "feeder", daemon.socket) == [f"{BLOCKS} messages are on disk, the tip is {BLOCKS}"]
     (line,) = daemon.export()
@@ -91,7 +90,7 @@ def test_the_feeder_brings_its_chain_wherever_the_daemon_is(language: str, daemo
 
 
 def test_the_subscriber_misses_nothing(language: str, daemon: Daemon, tmp_path: Path) -> None:
-    """It is killed and resumes after its bookmark; it ends when the daemon does."""
+    """The subscriber is killed and resumes after its bookmark; it ends when the daemon does."""
     output_of("python", "feeder", daemon.socket)
     received = list[str]()
 

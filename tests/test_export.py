@@ -39,7 +39,7 @@ STEPS: list[Step] = ["blocks", "blocks", "blocks", "rollback", "deep", "elided",
 
 
 class Scenario:
-    """A chain that moves while its set is read, and what of that may end the reading."""
+    """A chain that changes while its set is read."""
 
     def __init__(self, chain: Chain, random: Random, branches: Branches) -> None:
         self.chain, self.random, self.branches = chain, random, branches
@@ -54,7 +54,7 @@ class Scenario:
         self.chain_now += more
 
     def back(self, below: bool) -> list[BlockApplied]:
-        """Roll back, below the boundary or not; return the blocks that went."""
+        """Roll back to a block above or below the boundary; return the removed blocks."""
         lowest = max(self.chain.windows.floor(self.chain.state), 1 if below else len(self.boundary))
         highest = min(len(self.chain_now), len(self.boundary)) - 1 if below else len(self.chain_now) - 1
         if lowest > highest or len(self.boundary) > len(self.chain_now):
@@ -105,7 +105,6 @@ def sets(chain: Chain, values: int) -> Iterator[list[Live]]:
 
 
 def live_in_order(chain: Chain) -> list[Live]:
-    """Return the live outputs, each asked for by its number in one snapshot."""
     found = list[Live]()
     with chain.store.disk.read() as txn:
         stored = chain.store.stored(txn)

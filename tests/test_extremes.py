@@ -67,7 +67,7 @@ MESSAGES: list[Message] = [
 
 
 class Leaf(NamedTuple):
-    """An integer in a message: the way to it, what its type says, and how an error calls its place."""
+    """An integer of a message: its path, type and name."""
 
     way: tuple[str | int, ...]
     kind: inspect.IntType
@@ -87,7 +87,6 @@ class Leaf(NamedTuple):
 
 
 def leaves(kind: inspect.Type, value: Any, way: tuple[str | int, ...], name: str) -> Iterator[Leaf]:
-    """Yield every integer of a value by its type; what is not there is found in a value that has it."""
     match kind:
         case inspect.IntType():
             yield Leaf(way, kind, name)
@@ -114,7 +113,6 @@ def kinds() -> dict[str, inspect.StructType]:
 
 
 def all_leaves(kind: inspect.Type) -> int:
-    """Count the integers that a type can have, as often as they occur in it."""
     match kind:
         case inspect.IntType():
             return 1
@@ -136,7 +134,6 @@ def found(message: Message) -> list[Leaf]:
 
 
 def put(message: Message, leaf: Leaf, value: int) -> None:
-    """Set an integer in a message."""
     inside: Any = message
     for step in leaf.way[:-1]:
         inside = inside[step]
@@ -144,7 +141,7 @@ def put(message: Message, leaf: Leaf, value: int) -> None:
 
 
 def bounds(leaf: Leaf) -> tuple[int, int]:
-    """Return which values the disk has room for."""
+    """Return the bounds that the format on disk allows."""
     if leaf.name in HEIGHTS:  # the indexes by height have 32 bits, and a reserved number
         return 0, HIGHEST
     if leaf.name in INDEXES and leaf.way[-1] in (1, "index"):  # part of keys
@@ -161,8 +158,6 @@ def test_every_integer_is_tried_and_has_the_bounds_of_the_disk() -> None:
 
 
 class Sender:
-    """Sends one message after the other; a block follows the tip, and every transaction is new."""
-
     def __init__(self, client: Client) -> None:
         self._client = client
 
@@ -200,7 +195,7 @@ def test_extremes_are_answered(tmp_path: Path) -> None:
 
 
 def test_an_output_index_where_no_page_can_be(tmp_path: Path) -> None:
-    """With one output a page, the number of such a page is that of another kind of row."""
+    """With one output a page, the number of this page would collide with another kind of row."""
     with running(tmp_path, transactions={"batch_size": 1}) as daemon, daemon.client() as client:
         made = tx("paged", output("x"), output("y"))
         assert client.ask({"type": "TxSubmitted", "tx": made})["status"] == "accepted"
@@ -232,7 +227,6 @@ def _try(sender: Sender, message: Message, leaf: Leaf, encoding: Encoding) -> No
 
 
 def _still_alive(daemon: Daemon, folder: Path) -> None:
-    """The writer, the loop, the metrics thread, the workers; and what is on disk."""
     with daemon.client() as client:
         shown = metrics.daemon_numbers(folder / "data" / "metrics")
         assert shown is not None

@@ -21,7 +21,6 @@ class Queue(FairQueue[Item]):
             self.put(flow, (name, n), cost)
 
     def serve(self, count: int | None = None) -> list[str]:
-        """Serve so many items, or all; return the names of their flows."""
         return [self.pop()[0] for _ in range(len(self) if count is None else count)]
 
 
@@ -91,7 +90,7 @@ def test_items_of_a_client_come_in_order_and_none_is_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_clients_that_always_wait_are_served_alike(seed: int) -> None:
-    """In any stretch two of one group differ by no more than the two longest items that they sent."""
+    """Two clients of a group differ by no more than the two longest items that they sent."""
     random = Random(seed)
     queue, had, largest = FairQueue[tuple[str, int]](), Counter[str](), Counter[str]()
     named = {f"{n}": Flow[tuple[str, int]]("user") for n in range(5)}
@@ -148,7 +147,6 @@ async def test_a_full_inbox_lets_the_next_in_by_what_each_has_had(inbox: Inbox) 
 
 
 async def enters(channel: Channel, size: int) -> None:
-    """Let a message in that does not have to wait."""
     with anyio.fail_after(10):
         await channel.reserve(size)
 
@@ -206,7 +204,7 @@ async def test_a_client_that_waits_for_room_is_not_overtaken_by_one_that_needs_l
 
 @pytest.mark.anyio
 async def test_one_oversized_message_at_a_time_is_admitted(inbox: Inbox) -> None:
-    """The next oversized waits for it, and no other message does."""
+    """The next oversized message waits for it; other messages do not."""
     small, oversized, next_ = (Channel(inbox, "user") for _ in range(3))
     await enters(small, 0)
     await enters(oversized, CAPACITY)

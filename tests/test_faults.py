@@ -73,7 +73,7 @@ def fed(*blocks: BlockApplied) -> Callable[[Chain], object]:
 
 
 def unmaintained(*blocks: BlockApplied) -> Callable[[Chain], object]:
-    """Return what feeds and prunes a chain while nothing is merged, rewritten or thinned out."""
+    """Return a function that feeds and prunes a chain without merges, rewrites and thinning."""
 
     def work(chain: Chain) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -85,7 +85,7 @@ def unmaintained(*blocks: BlockApplied) -> Callable[[Chain], object]:
 
 
 def merging(chain: Chain) -> None:
-    """Feed a chain until some of its last blocks are in a merge that is under way."""
+    """Feed a chain until a merge of its last blocks is in progress."""
     for each in LONGER:
         feed(chain, each)
         merges = [(index, merge) for index in chain.history.index.values() for merge in index.manifest.merges]
@@ -151,7 +151,6 @@ def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ste
 
 
 def small(patch: pytest.MonkeyPatch) -> None:
-    """Let a few blocks have many values, and runs enough to be merged."""
     small_values(patch, fanout=2, merged=4, least_merged=20)
     small_nodes(patch, nodes=4)
     fixed_keys(patch, [1, 3, 5, 7])
@@ -170,7 +169,7 @@ def tables(store: HistoryStore) -> Tables:
 
 
 def without_log(found: Tables) -> Tables:
-    """Return the rows of the others: those of the change log say when they were written."""
+    """Return the rows of all tables but the change log, whose rows have times."""
     return {name: rows for name, rows in found.items() if name != "change_log"}
 
 
@@ -390,7 +389,6 @@ def test_a_damaged_page_is_damage(tmp_path: Path) -> None:
 
 
 def long_chain(length: int) -> Sequence[BlockApplied]:
-    """Return blocks of fifty large outputs each, which spend half of those before."""
     blocks: list[BlockApplied] = []
     for n in range(length):
         paid = [output(f"{n} {k}", k, inline_datum=bytes(2500)) for k in range(50)]

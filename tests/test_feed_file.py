@@ -48,7 +48,6 @@ def fed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b"") -
 
 
 def failed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b"") -> str:
-    """Run a feed that has to fail; return its one line of error."""
     done = feed(daemon, source, *options, stdin=stdin)
     text = done.stderr.decode()
     assert done.returncode == 1, text
@@ -75,7 +74,6 @@ def logged(daemon: Daemon, words: str) -> None:
 
 
 def branching() -> list[Message]:
-    """Return a genesis and a chain that gives up a branch."""
     seeds = {"type": "GenesisOutputs", "outputs": [{"txid": digest("g"), "index": 0, "output": output("ann", 9)}]}
     blocks = chain(30, outputs=2)
     return [seeds, *blocks[:12], *chain(3, blocks[11], branch="x"), back_to(blocks[11]), *blocks[12:]]
@@ -159,7 +157,6 @@ def test_without_a_daemon(tmp_path: Path) -> None:
 
 
 def _stated(value: Any) -> Any:
-    """Return a message as it is written: without the fields that only say what would be understood anyway."""
     if isinstance(value, dict):
         return {name: _stated(item) for name, item in value.items() if item is not None and item != []}
     return [_stated(item) for item in value] if isinstance(value, list) else value

@@ -292,7 +292,7 @@ def test_runs(applied: Chain) -> None:
 
 
 def test_a_filter(applied: Chain) -> None:
-    """One word is enough for a few entries; each has up to four bits in it."""
+    """Each entry sets up to four bits of a word."""
     expected = Rows()
     for run, (kind, listed) in enumerate(RUNS, start=1):
         if kind == "txid":
@@ -304,7 +304,7 @@ def test_a_filter(applied: Chain) -> None:
 
 
 def test_the_word_of_a_filter(tmp_path: Path, keys: None) -> None:
-    """Of a filter with several words it follows from the upper half of the prefix."""
+    """The upper half of the prefix chooses the word."""
     first = block(None, *(Tx(bytes((n,)) * 32, [], [plain(n)]) for n in range(50)))
     with open_chain(tmp_path) as chain:
         feed(chain, first)
@@ -343,7 +343,7 @@ def test_a_list_of_runs() -> None:
 
 
 def test_the_genesis_is_remembered_by_its_digest(applied: Chain) -> None:
-    """It is that of the outputs in MessagePack with every field, those with default values too."""
+    """The digest is of the outputs in MessagePack with every field, including defaults."""
     nothing = "aa646174756d5f68617368 c0 ac696e6c696e655f646174756d c0 aa7363726970745f726566 c0"
     nothing += "af7363726970745f7265665f68617368 c0 a97370656e6461626c65 c3"
     output = f"88 a761646472657373 c41d{PLAIN} a576616c7565 cd03e8 a6617373657473 90 {nothing}"
@@ -356,7 +356,7 @@ def test_the_genesis_is_remembered_by_its_digest(applied: Chain) -> None:
 
 
 def test_a_transaction_id_that_is_used_again(applied: Chain) -> None:
-    """What it replaces is spent by it, with no input."""
+    """The new transaction spends the outputs of the old one, with no input."""
     feed(applied, BlockApplied(height=102, hash=THIRD, txs=[Tx(FUNDS, [], [plain(1)], coinbase=True)]))
     replaced = little(10, 8) + little(0, 4) + b"\xff" * 4
     assert rows(applied.store, "history_undo")[big(3, 4) + big(0, 4)] == value(1, replaced)
@@ -365,7 +365,7 @@ def test_a_transaction_id_that_is_used_again(applied: Chain) -> None:
 
 
 def test_a_rollback_gives_numbers_back(applied: Chain) -> None:
-    """Runs of blocks that were rolled back wait to be deleted."""
+    """The runs of blocks that were rolled back wait to be deleted."""
     applied.rollback(back_to(BLOCKS[0]))
     bits = bytes([0b10000000, 0b101]) + bytes(126)
     assert rows(applied.store, "history_live") == {bytes(4): bits + crc(bits)}
@@ -377,7 +377,7 @@ def test_a_rollback_gives_numbers_back(applied: Chain) -> None:
 
 
 def test_what_pruning_leaves(tmp_path: Path, keys: None) -> None:
-    """Undo logs up to the floor go, and runs of spends with them; every block keeps its row."""
+    """Undo logs up to the floor and the runs of their spends are deleted; every block keeps its row."""
     with open_chain(tmp_path, **Options(prune_depth=0, rollback_window=1)) as chain:
         apply_all(chain)
         third = BlockApplied(height=102, hash=THIRD)

@@ -36,7 +36,7 @@ def test_tables_have_names() -> None:
 
 
 def test_bytes_on_disk(tmp_path: Path) -> None:
-    """Three leaves, the second one of an unspendable output."""
+    """The second of three leaves is of an unspendable output."""
     with open_chain(tmp_path, store="mmr") as chain:
         feed(chain, block(None, MADE, hash=HASH))
         left, right, last = h(0, LEAVES[0]), h(1, b"\xf6"), h(3, LEAVES[1])
@@ -60,7 +60,7 @@ def test_the_bytes_of_a_value_that_has_lost_nodes() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_bytes_of_removed_nodes(nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two dead siblings their parent is left. A value without a node has no row."""
+    """Two dead siblings are replaced by their parent. A value without nodes has no row."""
     small_nodes(monkeypatch, nodes)
     with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0) as chain:
         last = feed_six(chain)
@@ -76,7 +76,6 @@ def test_bytes_of_removed_nodes(nodes: int, tmp_path: Path, monkeypatch: pytest.
 
 
 def feed_six(chain: Chain) -> BlockApplied:
-    """Feed a chain of six outputs, of which the first two are spent."""
     first = block(None, tx("six", *(output("ann") for _ in range(6))))
     last = block(first, tx("spend", spends=[at("six", 0), at("six", 1)]))
     feed(chain, first)

@@ -91,7 +91,6 @@ def dump(disk: Disk) -> Tables:
 
 
 def summed(raw: bytes) -> bytes:
-    """Return a value as it is stored: with its CRC-32, little-endian."""
     return raw + zlib.crc32(raw).to_bytes(4, "little")
 
 
@@ -175,7 +174,6 @@ def test_what_the_bytes_mean() -> None:
 
 
 def test_the_bytes_of_the_pruner_s_journal(tmp_path: Path) -> None:
-    """A cycle that is done, with its times, counts and reasons; and pages that are still to be removed."""
     with Disk(tmp_path, jobs.TABLES, durable=False) as disk:
         journal = JobStore(disk)
         job = Job(
@@ -196,7 +194,7 @@ def test_the_bytes_of_the_pruner_s_journal(tmp_path: Path) -> None:
 
 
 def test_stale_records_are_marked(tmp_path: Path) -> None:
-    """A row of `utxo_meta` says that blocks may have come while nobody kept the records."""
+    """A row of `utxo_meta` records that blocks may have been applied without the transaction store."""
     with Disk(tmp_path, TABLES + pool.TABLES, durable=False) as disk:
         open_store(disk)
         disk.write(lambda txn: txn.put(bytes(32), b"a record", db=disk.tables["tx"]))

@@ -97,7 +97,7 @@ async def test_between_messages_there_is_no_time_limit(connect: Connect) -> None
 @pytest.mark.parametrize("framed", [True, False], ids=["frames", "json"])
 @pytest.mark.parametrize("inbox", [8 * MIB], indirect=True)
 async def test_messages_behind_a_long_one(size: int, framed: bool, connect: Connect, inbox: Inbox) -> None:
-    """What follows in the buffer is the next message, however the long one is taken out of it."""
+    """The next message is read from the same buffer."""
 
     ends = await connect(30.0)
     messages = [b"{" + bytes([n]) * (length - 1) for n, length in enumerate((7, size, 5, size, 3))]
@@ -130,7 +130,7 @@ async def test_a_long_message_has_more_time_and_waiting_for_space_does_not_count
 
 
 async def test_slow_messages_are_given_up_for_others(connect: Connect) -> None:
-    """Nine fill nine tenths of the room and stop; a longer message comes through at once, and some are refused."""
+    """Nine messages fill most of the space and stall; some are refused when another one needs space."""
 
     given_up: list[Refusal] = []
 

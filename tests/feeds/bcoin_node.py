@@ -33,7 +33,7 @@ KEY = "k3y"
 
 
 def needed() -> Path:
-    """Return where bcoin is installed, or end the test here."""
+    """Return the folder of bcoin; skip the test where it cannot be installed."""
     missing = [name for name in ("node", "npm") if shutil.which(name) is None]
     if missing:
         _miss(f"no {' and no '.join(missing)}: apt-get install nodejs npm")
@@ -93,7 +93,7 @@ class NodeFault(Exception):
 
 
 class BcoinNode:
-    """A node that can be restarted; each process begins with the first block."""
+    """A node that can be restarted; its chain does not survive a restart."""
 
     def __init__(self, installed: Path, folder: Path) -> None:
         self._installed = installed

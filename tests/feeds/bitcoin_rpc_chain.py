@@ -53,7 +53,7 @@ class FakeNode:
         return self.blocks[self.chain[height]]
 
     def mine(self, count: int = 1, *others: bytes) -> None:
-        """Mine blocks, with transactions besides their own, which leave the mempool."""
+        """Mine blocks; transactions besides their own leave the mempool."""
         for _ in range(count):
             self._made += 1
             parent = self.chain[-1]
@@ -74,7 +74,6 @@ class FakeNode:
             self.changes[self.chain[-1]] = removed, come
 
     def coins(self) -> list[str]:
-        """Return the set at the tip as a daemon exports it."""
         lines: list[str] = []
         for removed, come in (self.changes[each] for each in self.chain[1:]):
             lines = [line for line in lines if not any(line.startswith(each) for each in removed)] + come
@@ -199,7 +198,7 @@ class Ledger:
             self.hear(message)
 
     def welcome(self, floor: int = 0) -> Welcome:
-        """Return the daemon's answer to a feeder: points from the tip down to a floor, ever fewer."""
+        """Return the daemon's answer to a feeder; its points thin out from the tip to the floor."""
         last, steps = len(self.points) - 1, [0]
         while last - steps[-1] * 2 > floor and steps[-1] * 2 < last:
             steps.append(max(steps[-1] * 2, 1))
@@ -229,7 +228,7 @@ class Scenario:
         """No event is left."""
 
     def __init__(self, *events: tuple[int, Callable[[], object]]) -> None:
-        """Take how many requests pass before each event, and the event."""
+        """Events are given with the number of requests that pass before each."""
         self.events = deque(events)
         self._passed = 0
 

@@ -41,7 +41,6 @@ class Request(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_raw(self, *pieces: bytes, pause_s: float = 0.0) -> None:
-        """Send bytes, whatever they are, and hang up."""
         self.close_connection = True
         for piece in pieces:
             self.wfile.write(piece)
@@ -111,7 +110,7 @@ class RpcServer:
                 self.connections.pop().shutdown(socket.SHUT_RDWR)
 
     def serve(self, request: Request) -> None:
-        """Answer as a node does: an error has a status of its own, unless it is one of several."""
+        """Answer as a node does: a single error has HTTP status 500, one of a batch does not."""
         if self.login is not None:
             wanted = f"Basic {b64encode(self.login.encode()).decode()}"
             if request.headers.get("Authorization") != wanted:

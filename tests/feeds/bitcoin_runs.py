@@ -19,7 +19,7 @@ def network_of(run: str) -> Network:
 
 @cache
 def expected_runs() -> dict[str, tuple[str, list[dict[str, Any]]]]:
-    """By the hash of the last block: the name of the expected files, and their rows."""
+    """Return the name and rows of the expected files by the hash of the last block."""
     found = {}
     for name in names("expected/bitcoin-*.blocks.jsonl.xz"):
         expected = list(rows(need(name)))
@@ -28,7 +28,6 @@ def expected_runs() -> dict[str, tuple[str, list[dict[str, Any]]]]:
 
 
 def open_run(run: str, *, mark_unspendable: bool = True) -> tuple[Chain, str, list[dict[str, Any]]]:
-    """Open the run as a chain of its own, from the block before its first one, and find what is expected of it."""
     path, begun = need(run), first_hash(run)
     first = next(rows[0] for _, rows in expected_runs().values() if rows[0]["hash"] == begun)
     before = Point(first["height"] - 1, first["height"] - 1, bytes.fromhex(first["prev_hash"]))

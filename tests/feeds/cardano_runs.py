@@ -18,7 +18,7 @@ def network_of(run: str) -> Network:
 
 
 def genesis_of(run: str) -> GenesisOutputs:
-    """Return what there was before the first block: nothing, as far as is known, where a run begins later."""
+    """Return the genesis outputs, which are unknown where a run begins later."""
     file = find(f"{run}/genesis.json")
     return GenesisOutputs(outputs=[]) if file is None else read_genesis([file]).outputs
 

@@ -20,8 +20,6 @@ LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
 
 @dataclass(frozen=True)
 class Dialect:
-    """A server's version, and what it is configured to include."""
-
     version: int = 6
     transaction_cbor: bool = False
     script_cbor: bool = True
@@ -44,7 +42,7 @@ def bech32_of(prefix: str, symbols: list[int]) -> str:
 
 
 def block_json(block: BlockApplied, dialect: Dialect = V6, raw: bytes = b"", boundary: bool = False) -> Json:
-    """Return a block as the server tells it; its raw bytes are needed for those of its transactions."""
+    """Return a block as the server sends it; `raw` is needed for the CBOR of its transactions."""
     made: Json = {"type": "praos", "era": block.era, "id": block.hash.hex()}
     made["ancestor"] = "genesis" if block.prev_hash is None else block.prev_hash.hex()
     made["height"] = block.height
@@ -141,7 +139,7 @@ def clause(script: list[Any]) -> Json:
 
 
 def transactions_cbor(raw: bytes) -> list[bytes]:
-    """Return the transactions of a block, each put together as one: what a block file keeps apart."""
+    """Return the transactions of a block, whose parts a block keeps in separate lists."""
     era, block = loads(raw)[0], Parts(raw)
     block.enter(2)
     next(block)
@@ -161,7 +159,7 @@ def transactions_cbor(raw: bytes) -> list[bytes]:
 
 
 class Parts:
-    """Items of CBOR one after the other, each in its own bytes."""
+    """Consecutive CBOR items in their original bytes."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
@@ -169,7 +167,7 @@ class Parts:
         self._decoder = CBORDecoder(self._file)
 
     def enter(self, count: int | None = None) -> int | None:
-        """Step into an array or map; return how many items it has, None when a break ends it."""
+        """Step into an array or map; return its number of items, None for an indefinite length."""
         first = self._file.read(1)[0]
         size = first & 31
         assert first >> 5 in (4, 5)
@@ -202,7 +200,7 @@ class Parts:
 
 
 def carried(block: BlockApplied, dialect: Dialect = V6) -> BlockApplied:
-    """Return a block as far as a message can carry it: what is missing, and nothing else, is taken away."""
+    """Return a block without the parts that a message cannot carry."""
     byron = block.era == "byron"
     return replace(block, txs=[_carried_tx(tx, byron, dialect) for tx in block.txs])
 
@@ -225,7 +223,7 @@ def _carried_output(output: Output) -> Output:
 
 
 def forked(block: Json, ancestor: str, *, without: int = 0) -> Json:
-    """Return another block at the height of this one, after another one, without its last few transactions."""
+    """Return another block at the height of this one, after `ancestor`, without some of its transactions."""
     txs: Sequence[Json] = block["transactions"]
     made = dict(block, ancestor=ancestor, transactions=txs[: max(len(txs) - without, 0)])
     return made | {"id": blake2b(json.dumps(made).encode(), digest_size=32).hexdigest()}

@@ -81,7 +81,7 @@ class OgmiosServer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def switch(self, chain: Chain) -> None:
-        """Let the node have another chain from now on; to be called on the server's own thread or another."""
+        """Replace the node's chain; any thread may call it."""
         self.chain = chain
         self._soon(self._tell_clients)
 
@@ -215,7 +215,7 @@ class OgmiosServer:
 
 
 class Troubles:
-    """Random events while a chain is sent: forks, the way back to the first chain, lost connections."""
+    """Random forks, returns to the first chain, and lost connections while a chain is sent."""
 
     def __init__(
         self, server: OgmiosServer, seed: int, *, odds: float, deepest: int, more: Sequence[Trouble] = ()
@@ -241,7 +241,7 @@ class Troubles:
             self._trouble()(at)
 
     def _trouble(self) -> Trouble:
-        """Return what happens next: each kind, in a random order, before any comes again."""
+        """Return the next event; every kind comes once, in random order, before any is repeated."""
         if not self._due:
             self._due = [self._fork, self._drop, self._fork, self._real, *self._more]
             self._random.shuffle(self._due)

@@ -21,8 +21,6 @@ def digest(lines: Iterable[str]) -> str:
 
 
 class PlainSet:
-    """Unspent outputs, and the sum of their values."""
-
     def __init__(self, genesis: Iterable[GenesisOutput] = ()) -> None:
         self.coins = {(each.txid, each.index): each.output for each in genesis}
 
@@ -31,7 +29,7 @@ class PlainSet:
         return sum(output.value for output in self.coins.values())
 
     def apply(self, tx: Tx) -> list[OutPoint]:
-        """Spend, then create; return the inputs that are not there."""
+        """Spend, then create; return the inputs that are unknown."""
         spent = tx.inputs if tx.valid else tx.collateral
         unknown = [point for point in spent if self.coins.pop(point, None) is None]
         created: list[tuple[int, Output | None]] = list(enumerate(tx.outputs))

@@ -21,12 +21,10 @@ WHOLE = {  # runs of the small set that are the beginnings of longer ones
 
 
 def every(name: str) -> list[Path]:
-    """Return the file or folder of this name in each set that has it, the small set first."""
     return [root / name for root in (SMALL, FULL) if (root / name).exists()]
 
 
 def find(name: str) -> Path | None:
-    """Return the path of `name`; None where no set has it."""
     return next(iter(every(name)), None)
 
 
@@ -37,7 +35,6 @@ def need(name: str) -> Path:
 
 
 def names(pattern: str) -> list[str]:
-    """Return the names that match in any of the sets, for parametrize."""
     matching = {str(path.relative_to(root)) for root in (SMALL, FULL) for path in root.glob(pattern)}
     assert matching, f"neither {SMALL} nor {FULL} has {pattern}"
     return sorted(matching)

@@ -27,7 +27,7 @@ def mix(data: bytes, key: bytes) -> bytes:
 
 
 def write(folder: Path, number: int, data: bytes, *, key: bytes = b"", reserved: int = 0) -> Path:
-    """Write a file of records as a node does: the key over what was written, plain zeros for the reserved behind it."""
+    """Write a file as a node does: the key applies to records, and reserved space is plain zeros."""
     path = folder / f"blk{number:05}.dat"
     path.write_bytes((mix(data, key) if key else data) + bytes(reserved))
     if key:

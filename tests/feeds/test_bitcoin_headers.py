@@ -40,10 +40,7 @@ def tree(shuffled: list[bytes], root: Point | None = None) -> Headers:
 
 def test_the_genesis_header_is_optional_and_repeated_ones_are_ignored() -> None:
     chain = branch(hash_of(GENESIS), 2)
-    for raws, expected in (
-        ([*chain, GENESIS[:80], chain[0]], [(0, 2), (1, 0), (2, 1)]),
-        (chain, [(1, 0), (2, 1)]),
-    ):
+    for raws, expected in (([*chain, GENESIS[:80], chain[0]], [(0, 2), (1, 0), (2, 1)]), (chain, [(1, 0), (2, 1)])):
         headers = Headers(MAINNET, check_work=False)
         for record, raw in enumerate(raws):
             headers.add(raw, record)

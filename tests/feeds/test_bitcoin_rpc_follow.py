@@ -53,7 +53,7 @@ def follow_to_tip(ledger: Ledger, fake: FakeNode, **options: Any) -> None:
 def follow_events(
     ledger: Ledger, fake: FakeNode, *events: Callable[[], object], options: Options = OPTIONS, **more: Any
 ) -> None:
-    """Let one thing happen whenever the ledger has come to the tip; after each it has to come there again."""
+    """Let the next event happen each time the ledger is at the tip."""
     left = list(events)
 
     def rest() -> None:
@@ -262,7 +262,7 @@ def test_the_daemon_follows_the_node_through_any_events(steps: list[tuple[int, s
 
 
 def cheated(fake: FakeNode, ledger: Ledger, match: str, options: Options = OPTIONS) -> None:
-    """Feed from a node that misbehaves; the daemon has what it had, or more of the true chain."""
+    """Feed from a misbehaving node; the ledger keeps its blocks and may get more of the true chain."""
     before = list(ledger.chain)
     with pytest.raises(FeedError) as error:
         follow(ledger, Inside(fake), options)
@@ -278,14 +278,13 @@ def fake() -> FakeNode:
 
 @pytest.fixture
 def ledger(fake: FakeNode) -> Ledger:
-    """Return a ledger that has half of the chain."""
     ledger = Ledger()
     follow(ledger, Inside(fake), replace(OPTIONS, to=10))
     return ledger
 
 
 def reorganised(fake: FakeNode, ledger: Ledger) -> None:
-    """Leave the daemon with points at 0, 2, 6, 8, 9 and 10, and the node with another branch from 5 on."""
+    """Leave the daemon with points at 0, 2, 6, 8, 9 and 10, and the node on a branch that begins at 5."""
     assert [point.height for point in ledger.welcome().points] == [10, 9, 8, 6, 2, 0]
     fake.reorganise(16, 17)
 
@@ -348,7 +347,6 @@ def give_another(fake: FakeNode) -> str:
 
 
 def insert_unconnected(fake: FakeNode) -> str:
-    """Have the node answer with a block whose hash is right and whose parent is not the block before."""
     raw = made_block([made_coinbase(b"x")], parent=bytes.fromhex(fake.chain[3]))
     fake.blocks[hash_of(raw).hex()] = raw
     fake.chain[13] = hash_of(raw).hex()

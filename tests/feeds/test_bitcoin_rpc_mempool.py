@@ -52,7 +52,7 @@ def submitted(ledger: Ledger) -> list[str]:
 
 
 class Pool:
-    """A mempool that changes with each block, and the messages of a feed about it."""
+    """A mempool that changes with each block."""
 
     def __init__(self, *first: bytes) -> None:
         self.fake, self.ledger = FakeNode(3), Ledger()
@@ -72,7 +72,7 @@ class Pool:
         return self
 
     def sent(self, react: Callable[[Follower, Inbound], object] = lambda *_: None) -> list[tuple[str, str]]:
-        """Let it happen; return the messages about transactions as (kind, id)."""
+        """Run the events; return the messages about transactions as (kind, id)."""
         follower = Follower(Inside(self.fake), WITH_MEMPOOL)
         events = [*self.events, self.fake.mine]
 

@@ -67,7 +67,7 @@ def test_set_after_the_block(file: str) -> None:
 
 
 def check_fees(block: BlockApplied, before: PlainSet, expected: dict[str, int]) -> None:
-    """With all spent outputs known, inputs less outputs are the fees of the block, and the coinbase takes them."""
+    """The fees of a block are its inputs less its outputs, and the coinbase pays them out."""
     values = {point: output.value for point, output in before.coins.items()}
     values |= {(tx.txid, index): output.value for tx in block.txs for index, output in enumerate(tx.outputs)}
     fees = sum(values[point] for tx in block.txs for point in tx.inputs) - sum(map(paid, block.txs[1:]))

@@ -29,7 +29,7 @@ def shelley_tx(points: list[OutPoint], outputs: list[tuple[bytes, int]]) -> tupl
 
 
 def made_chain() -> list[bytes]:
-    """Voucher 0 is redeemed in Byron and 1 in Shelley; both eras pay to vouchers, one of these is spent again."""
+    """Redeem voucher 0 in Byron and 1 in Shelley; pay to vouchers in both eras, and spend one of these payments."""
     first = byron_tx([genesis_point(0)], [Output(BYRON_ADDRESS, 99), Output(VOUCHERS[0], 1)])
     second = byron_tx([(b"\xee" * 32, 1)], [Output(VOUCHERS[1], 2), Output(VOUCHERS[1], 3)])
     chain = [byron_block([], height=0, slot=0, previous=NO_HASH)]
@@ -67,7 +67,7 @@ def read(folder: Path, **options: object) -> list[BlockApplied]:
 
 
 def returning(block: BlockApplied) -> Tx:
-    """Return the synthetic transaction of the boundary's block; the others are the block's own."""
+    """Return the synthetic transaction of the boundary's block."""
     first, *others = block.txs
     assert others == BLOCKS[5].txs
     return first
@@ -116,7 +116,5 @@ def test_a_chain_that_begins_in_a_later_era(tmp_path: Path) -> None:
 def test_without_vouchers_no_transaction_is_added(tmp_path: Path) -> None:
     raw = [made_shelley(era=era, height=era, slot=era, previous=None) for era in (SHELLEY, ALLEGRA)]
     (tmp_path / "00000.chunk").write_bytes(raw[0])
-    (tmp_path / "00001.chunk").write_bytes(
-        made_shelley(era=ALLEGRA, height=3, slot=3, previous=decode(raw[0]).hash),
-    )
+    (tmp_path / "00001.chunk").write_bytes(made_shelley(era=ALLEGRA, height=3, slot=3, previous=decode(raw[0]).hash))
     assert [block.txs for block in read_chain(tmp_path, MAINNET, genesis=GENESIS[4:])] == [[], []]

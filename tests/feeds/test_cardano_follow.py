@@ -15,7 +15,7 @@ PREVIEW = {"family": "cardano", "network": "preview"}
 
 
 def made_chain(length: int) -> list[bytes]:
-    """Return blocks of one transaction each, which spends what the one before made."""
+    """Return blocks of one transaction each, which spends the output of the transaction before."""
     blocks: list[bytes] = []
     previous, inputs = NO_HASH, list[list[bytes | int]]()
     for height in range(1, length + 1):

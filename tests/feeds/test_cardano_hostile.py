@@ -26,7 +26,7 @@ MADE = [*CHAIN, shelley_block([(body(f1=[{0: KEY_ADDRESS, 1: [5, {b"\x0a" * 28: 
 
 
 def real_blocks() -> list[bytes]:
-    """Two small real blocks with transactions of every era."""
+    """Return two small real blocks with transactions of every era."""
     found = []
     for era in NAMES[1:]:
         blocks = sorted((need(name).read_bytes() for name in names(f"cardano/single/{era}-*.cbor")), key=len)
@@ -39,7 +39,7 @@ _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(BlockApplied)
 
 
 def survive(raw: bytes) -> BlockApplied | None:
-    """Decode; what comes out is also what comes out of the wire."""
+    """Decode bytes; a block must survive a round trip over the wire."""
     begin = perf_counter()
     found = outcome(raw)
     assert perf_counter() - begin < 2
@@ -64,7 +64,7 @@ def outcome(raw: bytes) -> tuple[BlockApplied, int] | str:
 
 @contextmanager
 def field_by_field() -> Iterator[None]:
-    """Have nothing read in its usual form, so that each field is looked at by itself."""
+    """Disable the shortcuts for usual forms, so that every field is decoded by itself."""
     never = re.compile(rb"(?!)")
     usual = patch.multiple(headers, _USUAL_FLAT=never, _USUAL_NESTED=never)
     with usual, patch.multiple(shelley, _USUAL_OUTPUT=never):

@@ -58,12 +58,7 @@ def ogmios(home: Path) -> Iterator[Node]:
         yield PREVIEW, 5, {"ws://127.0.0.1:1337": server.url}
 
 
-NODES = {
-    "bitcoin-blocks": block_files,
-    "bitcoin-rpc": bitcoin_node,
-    "cardano-chunks": chunk_files,
-    "ogmios": ogmios,
-}
+NODES = {"bitcoin-blocks": block_files, "bitcoin-rpc": bitcoin_node, "cardano-chunks": chunk_files, "ogmios": ogmios}
 
 
 def test_every_feed_of_a_node_is_in_the_readme() -> None:

@@ -125,7 +125,7 @@ SLOTS = (8640, 8643, 9140, 9141)
 
 
 def later_chain(folder: Path) -> None:
-    """Write blocks of an era in which none names its network."""
+    """Write blocks of an era whose blocks do not name their network."""
     folder.mkdir(parents=True)
     raws: list[bytes] = []
     for height, slot in enumerate(SLOTS):

@@ -50,7 +50,7 @@ def point(entry: Entry) -> Point:
 
 
 def welcome(chain: Sequence[Entry], floor: bool = False) -> Welcome:
-    """Return what a daemon says that has a chain; with a floor, it can't go back to before the first of them."""
+    """Return a daemon's answer; with a floor, it cannot roll back below its first block."""
     points = [point(entry) for entry in reversed(chain)]
     return replace(NOWHERE, tip=points[0], points=points, rollback_floor=points[-1] if floor else None)
 
@@ -107,7 +107,7 @@ def back_to(entry: Entry, height: bool = True) -> Rollback:
 
 
 def tips_after(messages: Sequence[Inbound], chain: Sequence[Entry] = ()) -> list[bytes]:
-    """Carry messages out as a daemon does that has a chain; return the hashes of what it has in the end."""
+    """Apply messages to a chain; return the hashes of its blocks."""
     have = [bytes.fromhex(entry.id) for entry in chain]
     for message in messages:
         if isinstance(message, BlockApplied):

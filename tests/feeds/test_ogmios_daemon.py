@@ -29,7 +29,7 @@ PREVIEW_ONLY = ("--network", "preview")
 
 
 def acc(export: list[str]) -> str:
-    """Return the sum over a set that the data's README tells of."""
+    """Return the accumulator of a set that data/README.md defines."""
     total = sum(number(f"{line.rsplit(',', 1)[0].replace(',', ':')}\n") for line in export)
     return f"{total % 2**256:064x}"
 
@@ -44,7 +44,7 @@ def assert_expected(daemon: Daemon, run: str, height: int) -> None:
 
 @pytest.fixture
 def stretch() -> list[BlockApplied]:
-    """Return an empty block and those after it, from the middle of a chain; some of their transactions fail."""
+    """Return an empty block and those after it, from the middle of a chain; some transactions are invalid."""
     first, *others = read_chain(need(RUN), PREVIEW)
     assert first.slot is not None and first.prev_hash is not None
     place = {"height": first.height - 1, "slot": first.slot - 1, "hash": first.prev_hash, "prev_hash": bytes(32)}

@@ -48,7 +48,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(value: Any, place: tuple[Any, ...], new: Any) -> Any:
-    """Return a value with another part; `...` leaves it out."""
+    """Return a value with one part replaced, or removed by `...`."""
     if not place:
         return new
     key, *rest = place
@@ -72,7 +72,6 @@ def answers(draw: st.DrawFn) -> bytes:
 
 
 def understood(raw: bytes) -> BlockApplied | None:
-    """Return the block in an answer, or nothing; errors are of one line and say something."""
     try:
         found = read(NEXT, raw, 1)
         if not isinstance(found, Forward):

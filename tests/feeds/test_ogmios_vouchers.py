@@ -21,7 +21,7 @@ LAST = BLOCKS[-1].height
 
 @pytest.fixture
 def expected(tmp_path: Path) -> list[BlockApplied]:
-    """Return the blocks as a database of them gives them, as far as messages carry them."""
+    """Return the blocks as chunk files give them, without what messages cannot carry."""
     (tmp_path / "00000.chunk").write_bytes(b"".join(CHAIN))
     return [carried(block) for block in read_chain(tmp_path, MAINNET, genesis=GENESIS)]
 
@@ -60,7 +60,7 @@ def test_a_single_point_before_allegra_is_verified(expected: list[BlockApplied])
 
 
 def other_branch(chain: Chain) -> Chain:
-    """Return a chain that left this one before its last block of Shelley, in which another voucher is redeemed."""
+    """Return a branch from the last block of Shelley on, in which another voucher is redeemed."""
     redeemed = replace(
         BLOCKS[3].txs[0], txid=b"\x77" * 32, inputs=[GENESIS_POINTS[3]], outputs=[Output(KEY_ADDRESS, 9)]
     )

@@ -32,7 +32,7 @@ from storage.windows import Windows
 
 
 class Figures(NamedTuple):
-    """How many outputs are unspent, their value, the sum of the digests of their lines, and that with addresses."""
+    """The number of unspent outputs, their value, and two accumulators of their lines."""
 
     outputs: int
     value: int
@@ -44,8 +44,6 @@ Stretch = list[tuple[BlockApplied, Figures]]  # blocks, each with the figures th
 
 
 class Kind(NamedTuple):
-    """A kind of store, how many blocks a commit has, and whether old ones are pruned."""
-
     store: str
     at_once: int
     prunes: bool
@@ -67,7 +65,7 @@ def opened(folder: Path, family: Any, kind: Kind) -> Iterator[Chain]:
 
 
 class Reader:
-    """What a store says of its live set, as the figures that are expected."""
+    """Computes the expected figures from a store's answers."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
@@ -86,7 +84,7 @@ class Reader:
             self.acc_addr += sign * number(f"{line}:{address}\n")
 
     def see(self, stretch: Stretch) -> None:
-        """Apply some blocks in one commit, and compare what each did, as its outputs and its undo log say."""
+        """Apply some blocks in one commit, and compare the effects of each."""
         for block, _ in stretch:
             self.chain.apply(block, None)
         self.chain.commit()
@@ -120,7 +118,6 @@ class Reader:
 
 
 def lines(stored: Stored, numbers: Numbers) -> dict[int, tuple[str, str, int]]:
-    """Return of those outputs that are kept the line without its address, the address, and the value."""
     bodies = stored.bodies(numbers)
     homes = stored.homes(np.array(list(bodies), np.int64))
     return {
@@ -160,7 +157,7 @@ def stretches(
 
 
 def apply_all(chain: Chain, run: Iterable[Stretch], marks: dict[str, dict[str, Any]]) -> list[tuple[bytes, Figures]]:
-    """Apply a run, a commit for each stretch; look at what every block did, and at the whole set at `marks`."""
+    """Apply a run with a commit for each stretch; compare every block's effects, and the whole set at `marks`."""
     random, reader, done, seen = Random(7), Reader(chain), Stretch(), list[tuple[bytes, Figures]]()
     reader.begin()
     rollbacks = 0
@@ -186,7 +183,7 @@ def apply_all(chain: Chain, run: Iterable[Stretch], marks: dict[str, dict[str, A
 
 
 def finish(chain: Chain, kind: Kind, seen: list[tuple[bytes, Figures]], genesis: int) -> None:
-    """Prune what is due and walk the store; or take everything back, half of what is left at a time."""
+    """Prune and verify the store, or roll everything back, half of what is left at a time."""
     if kind.prunes:
         while chain.due_for_pruning():
             chain.prune()

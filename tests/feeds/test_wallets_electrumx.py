@@ -20,8 +20,6 @@ BLOCKS = 470  # from 432 on witnesses are valid
 
 
 class Both(NamedTuple):
-    """The ports of both servers, and what there is to ask for."""
-
     ours: int
     theirs: int
     node: BcoinNode
@@ -66,7 +64,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 
 def caught_up(port: int, height: int, key: str) -> None:
-    """Wait until a server has the last block, what waits in the node's mempool, and a tree of all headers."""
+    """Wait until a server has the last block, the node's mempool and the tree of all headers."""
     with Wallet(port) as wallet:
         until(lambda: wallet.call("blockchain.headers.subscribe")["height"], lambda found: found == height)
         until(lambda: wallet.call("blockchain.scripthash.get_mempool", key), lambda found: len(found) == 3)
@@ -88,7 +86,7 @@ def double(data: bytes) -> bytes:
 
 
 def plain(answer: dict[str, Any]) -> Any:
-    """Return a result, with the unconfirmed outputs of `listunspent` in an order of their own."""
+    """Return a result; unconfirmed outputs of `listunspent` are sorted."""
     result = answer.get("result")
     if isinstance(result, list) and result and "tx_pos" in result[0]:
         waiting = sorted((each for each in result if not each["height"]), key=lambda each: sorted(each.items()))

@@ -59,14 +59,14 @@ def mine(node: BcoinNode, daemon: Daemon, count: int, address: str) -> int:
 
 @pytest.fixture(scope="module")
 def anyone(node: BcoinNode, daemon: Daemon) -> Anyone:
-    """Give coins of a chain that is long enough for witnesses."""
+    """Return coins on a chain that is long enough for witnesses."""
     found = Anyone(node, Random(3))
     mine(node, daemon, 446, found.address)
     return found
 
 
 def assert_same(node: BcoinNode, daemon: Daemon) -> list[str]:
-    """Compare the daemon's set with the node's: the number of outputs, their value, and each of them."""
+    """Compare the daemon's set with the node's."""
     until(lambda: tip_of(daemon), lambda found: found == node.rpc("getbestblockhash"))
     whole, lines = node.rpc("gettxoutsetinfo"), exported(daemon)
     coins = [line.split(",") for line in lines]
@@ -149,7 +149,6 @@ def test_the_daemons_set_is_that_of_the_node(node: BcoinNode, daemon: Daemon, an
 
 
 def status(wallet: Wallet, key: str) -> str | None:
-    """Return the status of a script according to its history."""
     history = wallet.call("blockchain.scripthash.get_history", key)
     if not history:
         return None

@@ -92,7 +92,7 @@ def test_a_block_that_ends_in_a_datum_is_cut_short(datums: bytes) -> None:
 
 
 def witness_sets(raw: bytes) -> Iterator[bytes]:
-    """Yield the witness sets of a block, as another decoder finds them."""
+    """Yield the witness sets of a block as cbor2 decodes them."""
     block = Parts(raw)
     block.enter(2)
     if loads(next(block)) < ALONZO:
