@@ -10,11 +10,9 @@ from bitcoin_feeds import failed, fed
 from cardano_runs import expected_rows
 from daemons import Daemon, environment, running
 from msgspec.structs import replace
-from ogmios_messages import Json
-from ogmios_server import Chain, OgmiosServer, Troubles, chain_from, chain_of, serving
+from ogmios_server import OgmiosServer, Troubles, chain_from, serving
 from plain_set import number
 from real_data import lines, need
-from test_ogmios_blocks import made_output, made_tx
 from test_ogmios_chain import blocks
 
 from feeds.cardano.chunks import read_chain
@@ -116,34 +114,6 @@ def test_from_genesis_to_a_file(tmp_path: Path) -> None:
         assert_expected(daemon, GENESIS, 80)
 
 
-def with_bad(chain: Chain, **bad: object) -> Chain:
-    return chain[:-1] + chain_of([chain[-1].block | bad], after=chain[-2])
-
-
-def test_a_block_that_is_not_understood_changes_nothing(tmp_path: Path) -> None:
-    chain, genesis = blocks(6), need(GENESIS) / "genesis.json"
-    bad: list[Json] = [
-        {"era": "dijkstra"},
-        {"transactions": [made_tx(made_output(), made_output(address="addr1qqqq"))]},
-    ]
-    with running(tmp_path, chain=CHAIN) as daemon:
-        with serving(chain_of([chain[0].block | {"type": "leios"}])) as server:
-            failed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--genesis", genesis)
-        assert daemon.export() == []
-        with serving(chain[:5]) as server:
-            fed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--genesis", genesis, "--to", 5)
-        before = daemon.export()
-        assert len(before) > 5
-        for fields in bad:
-            with serving(with_bad(chain, **fields)) as server:
-                text = failed(daemon, "ogmios", server.url, *PREVIEW_ONLY)
-                assert text.startswith(f"Error: {server.url}: block 6 {chain[5].id}: "), fields
-                assert " - at `$.result.block." in text, text
-            assert daemon.export() == before
-        assert daemon.term() == 0
-        daemon.assert_sound()
-
-
 def test_a_reorganisation_that_the_daemon_refuses_is_one_error_line(tmp_path: Path) -> None:
     chain = blocks(30)
     small = {"rollback_window": 5, "prune_depth": 5}
@@ -153,15 +123,3 @@ def test_a_reorganisation_that_the_daemon_refuses_is_one_error_line(tmp_path: Pa
         server.on_answer = lambda n: server.switch(other)
         text = failed(daemon, "ogmios", server.url, *PREVIEW_ONLY)
     assert "beyond_rollback_floor: blocks can be rolled back down to height 25" in text
-
-
-def test_far_below_the_network_tip_no_rollback_is_kept(tmp_path: Path) -> None:
-    with running(tmp_path, chain=CHAIN) as daemon, serving(blocks(40)) as server:
-        for to, ahead in ((20, 50_000), (40, 0)):
-            server.tip_ahead = ahead
-            fed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", to)
-            with daemon.client() as client:
-                assert client.hello()["rollback_floor"]["height"] == 20
-        server.switch(blocks(60, branch="other"))
-        text = failed(daemon, "ogmios", server.url, *PREVIEW_ONLY)
-    assert text.startswith(f"Error: {server.url}: the daemon is on another chain, or the server is far behind: none of")
