@@ -147,6 +147,18 @@ def test_merkle_branches_lead_to_the_roots_in_the_headers(wallet: Wallet) -> Non
             assert both == {"tx_hash": txid, "merkle": proof["merkle"]}
 
 
+def test_every_entry_of_a_history_is_proved_by_a_header(wallet: Wallet) -> None:
+    entries = {(each["tx_hash"], each["height"]) for history in expected()[0].values() for each in history}
+    assert len(entries) > 800
+    places = sorted(entries, key=lambda place: place[1])
+    headers = wallet.call_all([("blockchain.block.header", height) for _, height in places])
+    proofs = wallet.call_all([("blockchain.transaction.get_merkle", *place) for place in places])
+    for (txid, height), header, proof in zip(places, headers, proofs, strict=True):
+        raw = bytes.fromhex(header)
+        assert sha256(sha256(raw).digest()).digest()[::-1] == blocks()[height - 1].hash
+        assert root_by_branch(txid, proof["merkle"], proof["pos"]) == raw[36:68]
+
+
 def test_headers(daemon: Daemon) -> None:
     with Wallet(PORT) as old, Wallet(PORT, "1.6") as new:
         tip = old.call("blockchain.headers.subscribe")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ssl
+from time import monotonic
+from typing import Any
 
 import anyio
 import structlog
 from anyio import aclose_forcefully
 from anyio.abc import AnyByteStream, ByteStream, Listener
-from anyio.streams.tls import TLSListener
+from anyio.streams.tls import TLSListener, TLSStream
 
 from config.settings import Config
 from config.units import parse_endpoint
 from daemon import VERSION
 from daemon.wallets.backend import Backend, Touched
-from daemon.wallets.electrum.session import Session
+from daemon.wallets.electrum.session import Session, notification
 from daemon.wallets.electrum.subscriptions import Subscriptions
 from daemon.wallets.errors import BAD_REQUEST, RpcFault
 from feeds.bitcoin.networks import NETWORKS
@@ -24,6 +26,7 @@ log = structlog.get_logger("wallets")
 
 _FLUSH_S = 5.0
 _HANDSHAKE_S = 10.0
+_SILENCE_EXAMINED_S = 15.0
 
 
 class _TlsListener(TLSListener):
@@ -69,12 +72,21 @@ class Server:
             for listener, where in await open_listeners(self.backend.config):
                 log.info("electrum_listening", listen=where)
                 tasks.start_soon(listener.serve, self._admit)
+            tasks.start_soon(self._end_silent_sessions)
+
+    async def _end_silent_sessions(self) -> None:
+        while True:
+            await anyio.sleep(_SILENCE_EXAMINED_S)
+            now = monotonic()
+            for session in tuple(self.sessions):
+                session.end_if_silent(now)
 
     async def _admit(self, stream: ByteStream) -> None:
         async with stream:
             if len(self.sessions) >= self._limits.max_sessions:
                 log.warning("electrum_session_refused", sessions=len(self.sessions))
                 return
+            _read_on_demand(stream)
             session = Session(self, stream)
             self.sessions.add(session)
             try:
@@ -88,10 +100,11 @@ class Server:
         tip = self.chain.tip()
         if tip is not None and tip[0] != self._sent_tip:
             self._sent_tip = tip[0]
-            params: list[object] = [{"height": tip[0].height, "hex": tip[1].hex()}]
+            header = {"height": tip[0].height, "hex": tip[1].hex()}
+            message = notification("blockchain.headers.subscribe", [header])
             for session in tuple(self.sessions):
                 if session.wants_headers:
-                    session.notify("blockchain.headers.subscribe", params)
+                    session.send_notification(message)
         await self.subscriptions.report(touched)
 
     async def stop(self) -> None:
@@ -100,6 +113,16 @@ class Server:
         with anyio.move_on_after(_FLUSH_S):
             for session in tuple(self.sessions):
                 await session.flushed()
+
+
+def _read_on_demand(stream: ByteStream) -> None:
+    """Make a stream read from its socket only while `receive` waits.
+
+    The library begins to pause at the first `receive` that finds no data. A client that keeps sending from the start
+    would never be paused, and everything that it sends would be held in memory.
+    """
+    inner: Any = stream.transport_stream if isinstance(stream, TLSStream) else stream
+    inner._transport.pause_reading()
 
 
 async def open_listeners(config: Config) -> list[tuple[Listener[ByteStream], str]]:

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from anyio.abc import ByteStream
 
+from daemon.wallets.electrum.budget import Budget, Metered
 from daemon.wallets.electrum.methods import METHODS
 from daemon.wallets.errors import (
     BUSY,
@@ -38,7 +39,7 @@ _ANSWERED_AHEAD = 1 << 20  # bytes of answers after which its next request waits
 _TURN_S = 0.005  # after which a client that sends many requests yields to others
 _READ_TIMEOUT_S = 600.0
 _SEND_TIMEOUT_S = 60.0
-_BUDGET_S, _REFILL = 5.0, 0.25  # seconds of computing that a client may use at once, and how fast they come back
+_UNREAD = "the client does not read its answers"
 
 _HISTORIES, _SHORT_HISTORY = 20, 5_000  # that are kept for each client, and how many bytes each has at most
 _FETCHED_TOGETHER = 50  # transactions
@@ -59,20 +60,6 @@ class Closed(Exception):
     """The session has ended; the message is the reason, for the log."""
 
 
-class Budget:
-    """A client's budget of computing time: a burst, and then a share of the time."""
-
-    def __init__(self) -> None:
-        self._left, self._at = _BUDGET_S, monotonic()
-
-    def spend(self, seconds: float) -> float:
-        """Take what a request has used; return for how long the client's next one must wait."""
-        now = monotonic()
-        self._left = min(_BUDGET_S, self._left + (now - self._at) * _REFILL) - seconds
-        self._at = now
-        return 0.0 if self._left >= 0 else -self._left / _REFILL
-
-
 class Session:
     """A connection of a client."""
 
@@ -85,7 +72,7 @@ class Session:
         self._out: list[bytes] = []
         self._later: list[bytes] = []  # notifications that are sent after the answers to the current line
         self._answering = False
-        self._turn_at = monotonic()  # when other sessions were last given a turn
+        self._heard_at = self._turn_at = monotonic()  # the latter: when other sessions were last given a turn
         self._unsent = 0
         self._filled, self._emptied = anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
@@ -137,11 +124,9 @@ class Session:
     async def _read(self) -> None:
         waiting = bytearray()
         while True:
-            with anyio.move_on_after(_READ_TIMEOUT_S) as patience:
-                received = await self._stream.receive(_CHUNK)
-            if patience.cancelled_caught:
-                raise Closed(f"nothing was received for {_READ_TIMEOUT_S:g} s")
-            self._turn_at, searched = monotonic(), len(waiting)
+            received = await self._stream.receive(_CHUNK)
+            self._heard_at = self._turn_at = monotonic()
+            searched = len(waiting)
             waiting += received
             while (end := waiting.find(b"\n", searched)) >= 0:
                 line = bytes(waiting[:end])
@@ -153,10 +138,24 @@ class Session:
                 self._out += self._later
                 self._later.clear()
                 if self._unsent > _ANSWERED_AHEAD:
-                    await self.flushed()
+                    await self._wait_for_reader()
             if len(waiting) > LONGEST_LINE:
                 self._send(_fault(None, INVALID_REQUEST, f"a line is longer than {LONGEST_LINE} bytes"))
                 raise Closed("a line was too long")
+
+    async def _wait_for_reader(self) -> None:
+        with anyio.move_on_after(_SEND_TIMEOUT_S) as patience:
+            await self.flushed()
+        if patience.cancelled_caught:
+            raise Closed(_UNREAD)
+
+    def end_if_silent(self, now: float) -> None:
+        """Disconnect a client that has sent nothing for too long.
+
+        One task asks all sessions: a timer for each of them would be set anew by every request.
+        """
+        if now - self._heard_at > _READ_TIMEOUT_S and not self._answering:
+            self._disconnect(f"nothing was received for {_READ_TIMEOUT_S:g} s")
 
     async def _line(self, line: bytes) -> None:
         if not line.strip():
@@ -184,9 +183,9 @@ class Session:
         if not isinstance(call, dict) or not isinstance(call.get("method"), str):
             return _fault(None, INVALID_REQUEST, "a request is an object with a method")
         number = call.get("id")
-        began = monotonic()
+        work = Metered(self._carry_out(call["method"], call.get("params") or []))
         try:
-            result = _result(number, await self._carry_out(call["method"], call.get("params") or []))
+            result = _result(number, await work)
         except RpcFault as fault:
             result = _fault(number, fault.code, fault.message)
         except StoreError as error:
@@ -195,10 +194,9 @@ class Session:
         except Exception:  # one request of one client: the others continue
             log.exception("electrum_request_failed", method=call["method"])
             result = _fault(number, INTERNAL, "the request failed: the log of the daemon has the reason")
-        now = monotonic()
-        if (pause := self._budget.spend(now - began)) > 0:
+        if (pause := self._budget.spend(work.spent)) > 0:
             await anyio.sleep(min(pause, _READ_TIMEOUT_S))
-        elif now - self._turn_at > _TURN_S:
+        elif monotonic() - self._turn_at > _TURN_S:
             await anyio.lowlevel.checkpoint()
             self._turn_at = monotonic()
         return result if "id" in call else None
@@ -224,7 +222,10 @@ class Session:
 
         One of these may have an older status of the same script, and a client keeps what it received last.
         """
-        message = _encode({"jsonrpc": "2.0", "method": method, "params": params})
+        self.send_notification(notification(method, params))
+
+    def send_notification(self, message: bytes) -> None:
+        """Send a notification that is encoded already, in the same order."""
         self._send(message, self._later if self._answering else self._out)
 
     def _send(self, message: bytes, queue: list[bytes] | None = None) -> None:
@@ -233,10 +234,10 @@ class Session:
         (self._out if queue is None else queue).append(message + b"\n")
         self._filled.set()
         if self._unsent > _UNSENT:
-            self._disconnect()
+            self._disconnect(_UNREAD)
 
-    def _disconnect(self) -> None:
-        log.info("electrum_session_closed", reason="the client does not read its answers")
+    def _disconnect(self, reason: str) -> None:
+        log.info("electrum_session_closed", reason=reason)
         self._scope.cancel()
 
     async def _write(self) -> None:
@@ -245,14 +246,10 @@ class Session:
             self._filled = anyio.Event()
             while self._out:
                 messages, self._out = self._out, []
-                with anyio.move_on_after(_SEND_TIMEOUT_S) as patience:
-                    try:
-                        await self._stream.send(b"".join(messages))
-                    except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):  # the client has left
-                        self._scope.cancel()
-                        return
-                if patience.cancelled_caught:
-                    self._disconnect()
+                try:
+                    await self._stream.send(b"".join(messages))
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):  # the client has left
+                    self._scope.cancel()
                     return
                 self._unsent -= sum(map(len, messages))
             self._emptied.set()
@@ -262,6 +259,11 @@ class Session:
         if self.busy:
             self._emptied = anyio.Event()
             await self._emptied.wait()
+
+
+def notification(method: str, params: list[object]) -> bytes:
+    """Return a notification as it is sent."""
+    return _encode({"jsonrpc": "2.0", "method": method, "params": params})
 
 
 def _result(number: object, result: object) -> bytes:
