@@ -496,6 +496,7 @@ ROWS: dict[str, tuple[Callable[[Hand], object], list[str]]] = {
     "a state that is a map": (meta(STATE, A_MAP), [*QUERIED]),
     "a list of runs that is a map": (meta(b"runs:txid", A_MAP), ["output"]),
     "a list of runs of no bytes": (meta(b"runs:address_hash", NOTHING), ["address"]),
+    "filters of zeros": (every(FILTER, lambda value: bytes(len(value))), ["output"]),
 }
 for table, queries in {
     BLOCK: ["status", "changes"],
