@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct, structs
 
-from handlers import spending
-from handlers.audit_reassigned import Contradiction, ReassignedAudit
+from handlers import audit_reassigned, spending
+from handlers.audit_reassigned import Contradiction
 from handlers.transactions import Transactions, TxView, show
 from storage import keys
 from storage.damage import UNREADABLE
@@ -84,18 +84,18 @@ class _Audit:
         self.transactions, self.chain, self.pool = transactions, transactions.chain, transactions.pool
         self.retention = transactions.rules.retention
         self.jobs = JobStore(self.pool.disk)
-        self.reassigned = ReassignedAudit(self.pool, self.chain)
         self._height = self._submissions = self._weight = 0
 
     def findings(self, txn: Txn) -> Iterator[str]:
         """Yield what is wrong."""
-        self._height = self.transactions.view(txn).height
+        view = self.transactions.view(txn)
+        self._height = view.height
         walks = {
             "transactions": self._each(txn),
             "indexes": self._strays(txn),
             "pending submissions": self._pending(txn),
             "ghosts": findings(self.pool.ghosts, txn),
-            "reassigned outputs": self.reassigned.rows(txn),
+            "reassigned outputs": audit_reassigned.row_findings(view),
             "journal of the pruner": self.jobs.damaged(txn),
         }
         for what, walk in walks.items():
@@ -199,7 +199,7 @@ class _Audit:
                 yield f"output {show(outpoint)} has a slot beyond the {page.outputs} outputs of its page"
             yield from self._spender(seen, record, deleted, outpoint[1], row)
             if page.reassignments:
-                yield from self.reassigned.slot(seen.view.txn, page, slot, outpoint, row, seen.chain)
+                yield from audit_reassigned.slot_findings(seen.view, page, slot, outpoint, row, seen.chain)
         if page.recorded != slots:
             yield f"{where} counts {page.recorded} recorded outputs, but has {slots} slots"
         if page.spent != spent:

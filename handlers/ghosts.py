@@ -87,7 +87,7 @@ def new_ghosts(view: TxView, back: RolledBack) -> Flags:
     if apart:
         some = np.flatnonzero(np.isin(ids[:, 0], words(b"".join(apart))[:, 0]))
         plain[[at for at in some.tolist() if ids[at].tobytes() in apart]] = False
-    parents = back.reused | {txid for _, _, (txid, _) in view.pool.reassigned.rows(view.txn)}
+    parents = back.reused | {txid for _, (txid, _) in view.pool.reassigned.rows(view.txn)}
     if parents:
         of_these = np.isin(back.parents[:, 0], words(b"".join(parents))[:, 0])
         plain &= ~np.isin(back.txs["number"], back.spends["spender"][of_these])

@@ -48,18 +48,14 @@ def touching(shot: Snapshot, address: bytes, count: int, order: Order, page: int
         raise NoIndex(touches.KIND)
     question = touches.KIND.encode() + address
     after = None if cursor is None else int(PLACE.unpack(shot.read_cut(cursor, question, order))[0])
-    numbers = list(islice(_flat(_listed(shot, address, order, after), (page - 1) * count), count + 1))
+    index, prefix = shot.stored.index(touches.KIND), shot.stored.prefix(address_key(address))
+    start = -1 if after is None else after
+    listed = index.ascending(prefix, start) if order == "asc" else index.descending(prefix, after)
+    numbers = list(islice(_flat(listed, (page - 1) * count), count + 1))
     cut = shot.cut(PLACE.pack(numbers[count - 1]), question, order) if len(numbers) > count else None
     found = [_answer(shot, number) for number in numbers[:count]]
     lowest = min(max(first, 1), shot.state.tip)
     return Touching(transactions=found, next_cursor=cut, complete_from=shot.block(lowest).height if lowest else 0)
-
-
-def _listed(shot: Snapshot, address: bytes, order: Order, after: int | None) -> Iterator[Numbers]:
-    index, prefix = shot.stored.index(touches.KIND), shot.stored.prefix(address_key(address))
-    if order == "asc":
-        return index.ascending(prefix, -1 if after is None else after)
-    return index.descending(prefix, after)
 
 
 def _flat(parts: Iterator[Numbers], skip: int) -> Iterator[int]:

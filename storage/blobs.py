@@ -158,18 +158,21 @@ class Files:
 
     def names(self) -> Iterator[tuple[str, float]]:
         """See `Blobs.names`."""
-        with _file_errors(self.root), os.scandir(self.root) as entries:
-            for entry in entries:
-                if _FAN.fullmatch(entry.name) and entry.is_dir():
-                    yield from self._names_in(Path(entry.path))
-                else:
-                    _sweep(entry)
+        with _file_errors(self.root):
+            fan = [path for path in self.root.iterdir() if _FAN.fullmatch(path.name) and path.is_dir()]
+            for folder in (self.root, *fan):
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if LEFTOVER.fullmatch(entry.name) and (_age(entry) or 0.0) > LEFTOVER_S:
+                            Path(entry.path).unlink(missing_ok=True)
+                        elif self._is_blob(Path(entry.path)) and (age := _age(entry)) is not None:
+                            yield entry.name, age
 
     def paths(self) -> Iterator[Path]:
         """Yield the file of each blob; unlike `names` it sweeps nothing."""
         with _file_errors(self.root):
             self._need_root()
-            yield from (path for path in self.root.glob("??/*") if NAME.fullmatch(path.name))
+            yield from filter(self._is_blob, self.root.glob("??/*"))
 
     def count(self) -> int:
         """Return how many there are."""
@@ -190,6 +193,9 @@ class Files:
     def _path(self, name: str) -> Path:
         return self.root / checked(name)[:2] / name
 
+    def _is_blob(self, path: Path) -> bool:
+        return bool(NAME.fullmatch(path.name)) and path == self._path(path.name)
+
     def _make_folder(self, folder: Path) -> None:
         if folder.name not in self._ready or not folder.is_dir():
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -205,14 +211,6 @@ class Files:
             with suppress(OSError):  # the first error is reported; `names` finds the file later
                 part.unlink()
             raise
-
-    def _names_in(self, folder: Path) -> Iterator[tuple[str, float]]:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not NAME.fullmatch(entry.name):
-                    _sweep(entry)
-                elif entry.name.startswith(folder.name) and (age := _age(entry)) is not None:
-                    yield entry.name, age
 
     def _need_root(self) -> None:
         """Without its folder (a disk that is not mounted) nothing is known about any blob."""
@@ -274,8 +272,3 @@ def _age(entry: os.DirEntry[str]) -> float | None:
         return max(0.0, time.time() - entry.stat().st_mtime)
     except FileNotFoundError:
         return None
-
-
-def _sweep(entry: os.DirEntry[str]) -> None:
-    if LEFTOVER.fullmatch(entry.name) and (_age(entry) or 0.0) > LEFTOVER_S:
-        Path(entry.path).unlink(missing_ok=True)

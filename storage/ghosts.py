@@ -66,7 +66,6 @@ class Ghosts:
     def __init__(self, disk: Disk) -> None:
         tables = disk.tables
         self._read: tuple[bytes, list[Generation]] = b"", []
-        self._none_in: Txn | None = None  # the transaction that was last found to have no ghosts
         self._reads: _Reads | None = None
         self._meta, self._live, self.index = tables[META], tables[LIVE], GhostIndex(tables[INDEX])
         self._tables = [tables[name] for name in TABLES]
@@ -78,11 +77,8 @@ class Ghosts:
         Raises:
             Damaged: they can't be read.
         """
-        if txn is self._none_in:  # a submission reads them many times
-            return []
         raw = txn.get(GENERATIONS, db=self._meta)
         if raw is None:
-            self._none_in = txn
             return []
         if raw != self._read[0]:
             self._read = raw, open_row(Generations, raw, "the ghosts").found
@@ -132,7 +128,6 @@ class Ghosts:
         self._put_generations(txn, [*before, made])
 
     def _put_generations(self, txn: Txn, generations: list[Generation]) -> None:
-        self._none_in = None
         if generations:
             txn.put(GENERATIONS, seal_row(Generations(generations)), db=self._meta)
         else:

@@ -52,7 +52,6 @@ class PoolRows:
         self._changed: dict[bytes, None] = {}
         self._pages: dict[bytes, dict[int, Page | None]] = {}  # further ones
         self._changed_pages: set[tuple[bytes, int]] = set()
-        self._others: dict[bytes, dict[bytes, bytes | None]] = {}  # names, what is long and locks: by the key's rest
         self._claims: dict[bytes, bytes | None] = {}  # by their keys; None: there is no claim
         self._changed_claims: dict[bytes, bytes | None] = {}  # those that are not written
         self._totals: Totals | None = None  # with what is not written yet
@@ -126,13 +125,12 @@ class PoolRows:
 
     # --- names, inputs, bytes, locks -----------------------------------------------------------------------------
 
-    def _other(self, txid: bytes, rest: bytes) -> bytes | None:
-        """Return a row of a transaction."""
-        others = self._others.get(txid)
-        return others[rest] if others is not None and rest in others else self.txn.get(txid + rest, db=self.pool.tx)
-
-    def _put_other(self, txid: bytes, rest: bytes, row: bytes | None) -> None:
-        self._others.setdefault(txid, {})[rest] = row
+    def _put_row(self, txid: bytes, rest: bytes, row: bytes | None) -> None:
+        """Write a row that is not a record or a page, or remove it. It is written at once: few of them change twice."""
+        if row is None:
+            self.txn.delete(txid + rest, db=self.pool.tx)
+        else:
+            self.txn.put(txid + rest, row, db=self.pool.tx)
 
     def slot(self, txid: bytes, record: Record, number: int, slot: int) -> bytes | None:
         """Return the name of the output in a slot, and behind it the claim; None if it cannot be spent."""
@@ -157,7 +155,7 @@ class PoolRows:
 
     def _part(self, txid: bytes, number: int, part: int) -> bytes:
         """Return the names in a row of its own."""
-        raw = self._other(txid, keys.u32(number) + keys.u32(part))
+        raw = self.txn.get(txid + keys.u32(number) + keys.u32(part), db=self.pool.tx)
         return b"" if raw is None else check_row(raw, f"part {part} of the names of page {number} of {txid.hex()}")
 
     def _parts(self, txid: bytes, number: int) -> Iterator[bytes]:
@@ -171,11 +169,11 @@ class PoolRows:
         if record.inline:
             record.names = b"".join(names)
             if len(names) == INLINE:  # it may have had one more
-                self._put_other(txid, keys.u32(0) + keys.u32(0), None)
+                self._put_row(txid, keys.u32(0) + keys.u32(0), None)
         else:
             for first in range(0, len(names), PART):
                 rest = keys.u32(number) + keys.u32(first // PART)
-                self._put_other(txid, rest, seal_bytes(b"".join(names[first : first + PART])))
+                self._put_row(txid, rest, seal_bytes(b"".join(names[first : first + PART])))
 
     def put_name(self, txid: bytes, record: Record, number: int, slot: int, name: bytes) -> None:
         """Change the name of an output that has one; the record is put later."""
@@ -184,14 +182,14 @@ class PoolRows:
         else:
             part, at = divmod(slot, PART)
             names, rest = self._part(txid, number, part), keys.u32(number) + keys.u32(part)
-            self._put_other(txid, rest, seal_bytes(names[: at * HASH] + name + names[at * HASH + HASH :]))
+            self._put_row(txid, rest, seal_bytes(names[: at * HASH] + name + names[at * HASH + HASH :]))
 
     def body(self, txid: bytes) -> Body:
         """Return inputs and bytes; a transaction without a record has neither."""
         record = self.record(txid)
         if record is None:
             return Body([])
-        raw = self._other(txid, BODY) if record.apart else None
+        raw = self.txn.get(txid + BODY, db=self.pool.tx) if record.apart else None
         apart = Apart(None, None, None) if raw is None else open_row(Apart, raw, f"the body of {txid.hex()}")
         return Body(outpoints(record.packed or apart.packed or b""), apart.raw, apart.previous)
 
@@ -208,18 +206,18 @@ class PoolRows:
         had, record.apart = record.apart, many or body.raw is not None or body.previous is not None
         record.packed = b"" if many else packed
         if record.apart:
-            self._put_other(txid, BODY, seal_row(Apart(packed if many else None, body.raw, body.previous)))
+            self._put_row(txid, BODY, seal_row(Apart(packed if many else None, body.raw, body.previous)))
         elif had:
-            self._put_other(txid, BODY, None)
+            self._put_row(txid, BODY, None)
 
     def lock(self, txid: bytes) -> Lock | None:
         """Return the owner of the lock of this transaction's creation."""
-        raw = self._other(txid, LOCK)
+        raw = self.txn.get(txid + LOCK, db=self.pool.tx)
         return None if raw is None else open_row(Lock, raw, f"the lock of {txid.hex()}")
 
     def put_lock(self, txid: bytes, lock: Lock | None) -> None:
         """Change the lock, or remove it."""
-        self._put_other(txid, LOCK, None if lock is None else seal_row(lock))
+        self._put_row(txid, LOCK, None if lock is None else seal_row(lock))
 
     # --- claims --------------------------------------------------------------------------------------------------
 
@@ -277,12 +275,10 @@ class PoolRows:
 
         The first page includes the row of the whole transaction, but not the lock.
         """
-        front, others, pages = b"" if number is None else keys.u32(number), self._others, self._pages.get(txid, {})
+        front, pages = b"" if number is None else keys.u32(number), self._pages.get(txid, {})
         for page in [page for page in pages if number in (None, page)]:
             del pages[page]
             self._changed_pages.discard((txid, page))
-        for rest in [rest for rest in others.get(txid, ()) if rest.startswith(front) or (number == 0 and rest == BODY)]:
-            del others[txid][rest]
         if not number:
             self._forget_record(txid)
         if number == 0:
@@ -313,7 +309,7 @@ class PoolRows:
     def flush(self) -> None:
         """Write what was changed in key order, and keep indexes and totals in step."""
         self._flush_claims()
-        if not (self._changed or self._changed_pages or self._others):
+        if not (self._changed or self._changed_pages):
             return
         rows, moved = list[tuple[bytes, bytes]](), list[tuple[bytes, Indexed, Indexed]]()
         for txid in self._changed:  # in the order in which memory has them
@@ -330,16 +326,10 @@ class PoolRows:
             page = self._pages[txid][number]
             assert page is not None
             rows.append((txid + keys.u32(number), seal_row(page)))
-        for txid, others in self._others.items():
-            for rest, row in others.items():
-                if row is None:
-                    self.txn.delete(txid + rest, db=self.pool.tx)
-                else:
-                    rows.append((txid + rest, row))
         rows.sort()
         self.txn.cursor(self.pool.tx).putmulti(rows)
         self.pool.move(self.txn, moved)
-        self._changed, self._changed_pages, self._others = {}, set(), {}
+        self._changed, self._changed_pages = {}, set()
         self._recount, self._totals = False, None
         if len(self._records) > _MOST:
             self.forget()

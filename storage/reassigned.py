@@ -130,11 +130,10 @@ class ReassignedStore:
         """Remove all rows."""
         txn.drop(self._db, delete=False)
 
-    def rows(self, txn: Txn) -> Iterator[tuple[bytes, bytes | None, OutPoint]]:
-        """Yield every row: its key without the outpoint, its value if that is an output's, and the outpoint."""
-        for key, value in txn.cursor(self._db):
-            outpoint = key[-_OUTPOINT:-4], keys.number(key[-4:])
-            yield key[:-_OUTPOINT], value if key[:1] == _OUTPUT else None, outpoint
+    def rows(self, txn: Txn) -> Iterator[tuple[bytes, OutPoint]]:
+        """Yield every row: how its key begins if it is one by owner, and the outpoint."""
+        for key in txn.cursor(self._db).iternext(values=False):
+            yield key[:-_OUTPOINT].removeprefix(_OUTPUT), (key[-_OUTPOINT:-4], keys.number(key[-4:]))
 
 
 def owner_keys(moves: Moves) -> set[bytes]:
