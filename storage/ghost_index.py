@@ -83,11 +83,12 @@ class GhostIndex:
 
     def entries(self, txn: Txn, part: Part) -> Entries:
         """Return all entries of a generation and kind. They never change, and so stay in memory."""
-        if part not in self._kept:
+        found = self._kept.get(part)
+        if found is None:
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
-            self._kept[part] = self.read(txn, part)
-        return self._kept[part]
+            found = self._kept[part] = self.read(txn, part)
+        return found
 
     def read(self, txn: Txn, part: Part) -> Entries:
         """Read all entries of a generation and kind.

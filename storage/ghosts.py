@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -50,14 +49,7 @@ from storage.history.values import KEY, Values
 from storage.pool_layout import HIGHEST, OutPoint, Record, output_hash
 from storage.rows import open_row, seal_row
 
-
-class _Reads(NamedTuple):
-    """What was read in one transaction; a generation that is made or deleted drops it."""
-
-    txn: Txn
-    txs: StoredValues
-    outputs: StoredValues
-    spends: StoredValues
+_RECORDS = {TX: GHOST_TX, OUTPUT: OUTPUT_RECORD, SPEND: GHOST_SPEND}
 
 
 class Ghosts:
@@ -66,10 +58,9 @@ class Ghosts:
     def __init__(self, disk: Disk) -> None:
         tables = disk.tables
         self._read: tuple[bytes, list[Generation]] = b"", []
-        self._reads: _Reads | None = None
+        self._reads: tuple[Txn | None, dict[str, StoredValues]] = None, {}  # of one transaction
         self._meta, self._live, self.index = tables[META], tables[LIVE], GhostIndex(tables[INDEX])
-        self._tables = [tables[name] for name in TABLES]
-        self._tx, self._output, self._spend = tables[TX], tables[OUTPUT], tables[SPEND]
+        self._tables = {name: tables[name] for name in TABLES}
 
     def generations(self, txn: Txn) -> list[Generation]:
         """Return the generations that have ghosts, the oldest first.
@@ -92,31 +83,30 @@ class Ghosts:
         """Return how many ghosts there are."""
         return sum(each.left for each in self.generations(txn))
 
-    def _at(self, txn: Txn) -> _Reads:
+    def _stored(self, txn: Txn, table: str) -> StoredValues:
+        """Return a table for look-ups. What was read of it is kept until a generation is made or deleted."""
         reads = self._reads
-        if reads is None or reads.txn is not txn:
-            reads = self._reads = _Reads(
+        if reads[0] is not txn:
+            reads = self._reads = (
                 txn,
-                StoredValues(txn, self._tx, GHOST_TX),
-                StoredValues(txn, self._output, OUTPUT_RECORD),
-                StoredValues(txn, self._spend, GHOST_SPEND),
+                {name: StoredValues(txn, self._tables[name], each) for name, each in _RECORDS.items()},
             )
-        return reads
+        return reads[1][table]
 
     # --- made and ended ------------------------------------------------------------------------------------------
 
     def make(self, txn: Txn, back: RolledBack, some: Flags, outputs: Records, heap: bytes, made_at: int) -> None:
         """Store some transactions of rolled-back blocks as a generation; `outputs` are those of the blocks."""
-        self._reads = None
+        self._reads = None, {}
         before = self.generations(txn)
         last = before[-1] if before else Generation(-1, 0, 0, 0, 0, 0, 0, 0)
         number, shift = last.number + 1, last.end - back.first
         txs, spends = _columns(back, some, shift, last.end_spend)
         outputs = outputs.copy()
         outputs["number"] += shift
-        Values(self._tx, GHOST_TX, heap=False).append(txn, txs)
-        Values(self._output, OUTPUT_RECORD, heap=True).append(txn, outputs, heap)
-        Values(self._spend, GHOST_SPEND, heap=False).append(txn, spends)
+        for table, records, bytes_ in ((TX, txs, b""), (OUTPUT, outputs, heap), (SPEND, spends, b"")):
+            values = Values(self._tables[table], _RECORDS[table], heap=table == OUTPUT)
+            values.append(txn, records, bytes_)
         self.index.put(txn, (number, made_at, BY_ID), txs["id"][:, 0], np.zeros(len(txs), np.int64), txs["number"])
         self.index.put(txn, (number, made_at, BY_PARENT), spends["parent"][:, 0], spends["index"], spends["number"])
         set_stored(txn, self._live, txs["number"], to=True)
@@ -146,20 +136,20 @@ class Ghosts:
         self._put_generations(txn, kept)
 
     def _delete(self, txn: Txn, each: Generation) -> None:
-        self._reads, front = None, keys.u32(each.number)
+        self._reads, front = (None, {}), keys.u32(each.number)
         delete_from(txn, self._meta, front, lambda key: key.startswith(front) and len(key) == 8)
         self.index.delete(txn, each.number)
         for table, first, end in (
-            (self._tx, each.first, each.end),
-            (self._output, each.first, each.end),
-            (self._spend, each.first_spend, each.end_spend),
+            (TX, each.first, each.end),
+            (OUTPUT, each.first, each.end),
+            (SPEND, each.first_spend, each.end_spend),
         ):
-            delete_from(txn, table, KEY.pack(first), KEY.pack(end).__gt__)
+            delete_from(txn, self._tables[table], KEY.pack(first), KEY.pack(end).__gt__)
 
     def clear(self, txn: Txn) -> None:
         """Remove all ghosts."""
-        self._reads = None
-        for table in self._tables:
+        self._reads = None, {}
+        for table in self._tables.values():
             txn.drop(table, delete=False)
 
     # --- many at once --------------------------------------------------------------------------------------------
@@ -203,10 +193,18 @@ class Ghosts:
         Raises:
             Damaged: one is missing.
         """
-        return _of(self._at(txn).txs, GHOST_TX, numbers, "a ghost is")
+        return self._of(txn, TX, numbers)
 
     def _spends(self, txn: Txn, numbers: Numbers) -> Records:
-        return _of(self._at(txn).spends, GHOST_SPEND, numbers, "the spends of a ghost are")
+        return self._of(txn, SPEND, numbers)
+
+    def _of(self, txn: Txn, table: str, numbers: Numbers) -> Records:
+        """Return the records of these numbers, which have one each, in the order given."""
+        wanted, back = places_among_distinct(numbers)
+        found = joined((records for _, records, _ in self._stored(txn, table).many(wanted)), _RECORDS[table])
+        if len(found) != len(wanted):
+            raise Damaged(f"{'the spends of a ghost are' if table == SPEND else 'a ghost is'} missing")
+        return found.take(back)
 
     def spends_of(self, txn: Txn, records: Records) -> Records:
         """Return what ghosts spend, by their records, one after the other."""
@@ -215,7 +213,7 @@ class Ghosts:
     def values_of(self, txn: Txn, numbers: Numbers) -> tuple[Flags, Words]:
         """Return which outputs of ascending numbers can be spent, and their amounts."""
         there, values = np.zeros(len(numbers), np.bool_), np.zeros(len(numbers), np.uint64)
-        for which, records, _ in self._at(txn).outputs.many(numbers):
+        for which, records, _ in self._stored(txn, OUTPUT).many(numbers):
             there[which], values[which] = True, records["value"]
         return there, values
 
@@ -226,7 +224,7 @@ class Ghosts:
         prefix = int.from_bytes(txid[:8], "little")
         for generation in self.generations(txn):
             for number in self.index.entries(txn, generation.part(BY_ID)).under(prefix):
-                if (found := self._at(txn).txs.get(number)) is None:
+                if (found := self._stored(txn, TX).get(number)) is None:
                     raise Damaged(f"ghost {number} is missing")
                 tx, first = to_tx(found[0]), int(found[0]["spends"])
                 if tx.txid == txid and StoredBits(txn, self._live).is_set(number):
@@ -268,12 +266,12 @@ class Ghosts:
 
     def indexes(self, txn: Txn, ghost: Ghost) -> list[int]:
         """Return which outputs of a ghost can be spent."""
-        numbers = self._at(txn).outputs.within(ghost.tx.number, ghost.tx.number + ghost.tx.outputs)
+        numbers = self._stored(txn, OUTPUT).within(ghost.tx.number, ghost.tx.number + ghost.tx.outputs)
         return [number - ghost.tx.number for number in numbers.tolist()]
 
     def name(self, txn: Txn, ghost: Ghost, index: int) -> bytes | None:
         """Return the name of an output of a ghost that can be spent."""
-        found = self._at(txn).outputs.get(ghost.tx.number + index)
+        found = self._stored(txn, OUTPUT).get(ghost.tx.number + index)
         if found is None or index >= ghost.tx.outputs:
             return None
         record, raw = found
@@ -300,7 +298,7 @@ class Ghosts:
             rows = [self.block(txn, generation.number, n) for n in range(generation.blocks)]
             ends = [*(row.first for row in rows[1:]), generation.end]
             blocks += [(row.height, row.first, end) for row, end in zip(rows, ends, strict=True)]
-        stored, lives = StoredValues(txn, self._tx, GHOST_TX), StoredBits(txn, self._live)
+        stored, lives = StoredValues(txn, self._tables[TX], GHOST_TX), StoredBits(txn, self._live)
         for height, alike in groupby(sorted(blocks), key=itemgetter(0)):
             if low <= height <= high:
                 found = list[bytes]()
@@ -316,7 +314,7 @@ class Ghosts:
 
     def parts(self, txn: Txn, generation: Generation) -> Iterator[Records]:
         """Yield the transactions of a generation, also those that are no longer ghosts."""
-        for records, _ in StoredValues(txn, self._tx, GHOST_TX).span(generation.first, generation.end):
+        for records, _ in StoredValues(txn, self._tables[TX], GHOST_TX).span(generation.first, generation.end):
             yield records
 
     def live(self, txn: Txn, numbers: Numbers) -> Flags:
@@ -344,12 +342,3 @@ def _columns(back: RolledBack, which: Flags, shift: int, first_spend: int) -> tu
     txs["spends"] = first_spend + starts
     txs["spent"] = np.searchsorted(spends["spender"], txs["number"], "right") - starts
     return txs, spends
-
-
-def _of(stored: StoredValues, record: np.dtype[np.void], numbers: Numbers, what: str) -> Records:
-    """Return the records of these numbers, which have one each, in the order given."""
-    wanted, back = places_among_distinct(numbers)
-    found = joined((records for _, records, _ in stored.many(wanted)), record)
-    if len(found) != len(wanted):
-        raise Damaged(f"{what} missing")
-    return found.take(back)
