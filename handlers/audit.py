@@ -16,7 +16,7 @@ from handlers.audit_reassigned import Contradiction
 from handlers.transactions import Transactions, TxView, show
 from storage import keys
 from storage.damage import UNREADABLE
-from storage.disk import Txn
+from storage.disk import Txn, rows_with
 from storage.errors import StoreError
 from storage.ghost_check import findings
 from storage.history.layout import REPLACED, TxFound
@@ -126,7 +126,7 @@ class _Audit:
 
     def _rows(self, seen: _Seen) -> Iterator[str]:
         """Check which rows there are next to the record."""
-        for key, raw in self.pool.rows_of(seen.view.txn, self.pool.tx, seen.txid):
+        for key, raw in rows_with(seen.view.txn, self.pool.tx, seen.txid):
             check_row(raw, f"row {key.hex()}")
             rest = key[HASH:]
             number = keys.number(rest) if len(rest) >= 4 else 0
@@ -153,7 +153,7 @@ class _Audit:
     def _claims(self, seen: _Seen) -> Iterator[str]:
         """Check that claimed outputs exist."""
         names = dict[int, set[int]]()
-        for key, raw in self.pool.rows_of(seen.view.txn, self.pool.claim, seen.txid):
+        for key, raw in rows_with(seen.view.txn, self.pool.claim, seen.txid):
             by = open_claim(key, raw)
             if len(key) != HASH + 8 or len(by) != CLAIM:
                 yield f"row {key.hex()} is not a claim: it has {len(by)} bytes, expected {CLAIM}"

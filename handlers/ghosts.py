@@ -12,7 +12,7 @@ import numpy as np
 from handlers.transactions import TxView
 from storage.history.arrays import first_places, ranges, same_rows
 from storage.history.batch import Columns
-from storage.history.layout import Flags, Numbers, Records, outputs_in, words
+from storage.history.layout import Flags, Numbers, outputs_in, words
 from storage.history.mined import RolledBack
 from storage.rows import TxFlag
 
@@ -117,9 +117,15 @@ def _same(view: TxView, block: Columns, numbers: Numbers) -> Flags:
     if len(at) == 0:
         return same
     records = view.ghosts.records(view.txn, wanted)
-    good = (records["spent"] == block.inputs_of[at]) & (outputs_in(records["counts"]) == block.outputs_of[at])
-    at, records = at[good], records.compress(good)
-    good = _spend_alike(view, block, at, records) & _pay_alike(view, block, at, wanted[good])
+    inputs, outputs = block.inputs_of[at], block.outputs_of[at]
+    good = (records["spent"] == inputs) & (outputs_in(records["counts"]) == outputs)
+    at, records, inputs, outputs = at[good], records.compress(good), inputs[good], outputs[good]
+    own, spends = ranges(_starts(block.inputs_of)[at], inputs), view.ghosts.spends_of(view.txn, records)
+    alike = same_rows(spends["parent"], block.previous.take(own, axis=0)) & (spends["index"] == block.index[own])
+    good = _all_of(alike & (spends["input"] == ranges(np.zeros(len(at), np.int64), inputs)), inputs)
+    own = ranges(_starts(block.outputs_of)[at], outputs)
+    there, values = view.ghosts.values_of(view.txn, ranges(records["number"], outputs))
+    good &= _all_of((there == block.spendable[own]) & (~there | (values == block.values[own])), outputs)
     if not view.pool.bare(view.txn):
         others = view.pool.with_rows(view.txn, [block.txids[n].tobytes() for n in at.tolist()])
         good &= np.array([block.txids[n].tobytes() not in others for n in at.tolist()], np.bool_)
@@ -135,17 +141,7 @@ def _all_of(good: Flags, counts: Numbers) -> Flags:
     return flags
 
 
-def _spend_alike(view: TxView, block: Columns, at: Numbers, records: Records) -> Flags:
-    counts = block.inputs_of[at]
-    own = ranges((np.cumsum(block.inputs_of) - block.inputs_of)[at], counts)
-    spends = view.ghosts.spends_of(view.txn, records)
-    good = same_rows(spends["parent"], block.previous.take(own, axis=0)) & (spends["index"] == block.index[own])
-    good &= spends["input"] == ranges(np.zeros(len(counts), np.int64), counts)
-    return _all_of(good, counts)
-
-
-def _pay_alike(view: TxView, block: Columns, at: Numbers, numbers: Numbers) -> Flags:
-    counts = block.outputs_of[at]
-    own = ranges((np.cumsum(block.outputs_of) - block.outputs_of)[at], counts)
-    there, values = view.ghosts.values_of(view.txn, ranges(numbers, counts))
-    return _all_of((there == block.spendable[own]) & (~there | (values == block.values[own])), counts)
+def _starts(counts: Numbers) -> Numbers:
+    """Return where each of several groups begins, one after the other."""
+    starts: Numbers = np.cumsum(counts) - counts
+    return starts

@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -276,6 +277,13 @@ class Disk:
         larger = min(size + min(size, 64 * GIB), self._max_map_size)
         self.env.set_mapsize(larger)
         self._on_grow(larger)
+
+
+def rows_with(txn: Txn, db: Db, front: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows whose keys begin so, in order."""
+    cursor = txn.cursor(db)
+    rows = cursor.iternext() if cursor.set_range(front) else ()
+    return takewhile(lambda row: row[0].startswith(front), rows)
 
 
 def other_format(folder: Path, found: int, version: int) -> WrongFormat:

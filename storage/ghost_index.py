@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from storage import keys
-from storage.disk import Db, Txn
+from storage.disk import Db, Txn, rows_with
 from storage.history.arrays import joined, ranges
 from storage.history.layout import HEAD_BYTES, Numbers, Words, check, count_of, delete_from, seal
 from storage.history.values import KEY
@@ -96,12 +96,10 @@ class GhostIndex:
         Raises:
             Damaged: a value is not as it was written.
         """
-        cursor, front, values = txn.cursor(self._table), _front(part), [np.empty(0, ENTRY)]
-        there = cursor.set_range(front)
-        while there and (key := cursor.key()).startswith(front):
-            check(value := cursor.value(), f"a value of the index of ghosts, {key.hex()},")
+        values = [np.empty(0, ENTRY)]
+        for key, value in rows_with(txn, self._table, _front(part)):
+            check(value, f"a value of the index of ghosts, {key.hex()},")
             values.append(np.frombuffer(value, ENTRY, count_of(value), HEAD_BYTES))
-            there = cursor.next()
         found = joined(values, ENTRY)
         prefixes, numbers = np.ascontiguousarray(found["prefix"]), np.ascontiguousarray(found["number"])
         return Entries(prefixes, prefixes.searchsorted(prefixes) << 32 | found["index"], numbers)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from storage.disk import Disk, Txn
+from storage.disk import Disk, Txn, rows_with
 from storage.errors import Damaged
 from storage.rows import check_row, open_row, seal_bytes, seal_row
 
@@ -72,8 +72,6 @@ class PendingStore:
 
     def ordered(self, txn: Txn) -> Iterator[tuple[int, bytes]]:
         """Yield all of them, the oldest first."""
-        for key, raw in txn.cursor(self.db):
-            if not key.startswith(_ORDER):
-                return
+        for key, raw in rows_with(txn, self.db, _ORDER):
             number = _NUMBER.unpack(key[1:])[0]
             yield number, check_row(raw, f"the id of submission {number}")

@@ -137,14 +137,6 @@ class Pool:
             yield (txid := min(found))
             at = txid + b"\xff" * 9  # above every key of this transaction
 
-    def rows_of(self, txn: Txn, db: Db, txid: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows of a transaction in one of the first two tables."""
-        cursor = txn.cursor(db)
-        there = cursor.set_range(txid)
-        while there and (key := cursor.key()).startswith(txid):
-            yield key, cursor.value()
-            there = cursor.next()
-
     # --- indexes -------------------------------------------------------------------------------------------------
 
     def move(self, txn: Txn, moved: list[tuple[bytes, Indexed, Indexed]]) -> None:

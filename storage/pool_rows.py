@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from storage import keys
-from storage.disk import Txn
+from storage.disk import Txn, rows_with
 from storage.pending import Totals
 from storage.pool import Pool
 from storage.pool_layout import (
@@ -225,12 +225,8 @@ class PoolRows:
     def claims(self, txid: bytes, page: int) -> dict[int, bytes]:
         """Return all claims on outputs of a page, in order; those that are not written yet are written first."""
         self._flush_claims()
-        cursor, front, found = self.txn.cursor(self.pool.claim), txid + keys.u32(page), dict[int, bytes]()
-        there = cursor.set_range(front)
-        while there and (key := cursor.key()).startswith(front):
-            found[keys.number(key[-4:])] = open_claim(key, cursor.value())
-            there = cursor.next()
-        return found
+        rows = rows_with(self.txn, self.pool.claim, txid + keys.u32(page))
+        return {keys.number(key[-4:]): open_claim(key, raw) for key, raw in rows}
 
     def put_claim(self, txid: bytes, page: int, slot: int, by: bytes | None) -> None:
         """Change a claim, or remove it."""

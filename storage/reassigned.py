@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from storage import keys
-from storage.disk import Disk, Txn
+from storage.disk import Disk, Txn, rows_with
 from storage.history.output_keys import RULES
 from storage.rows import open_row, seal_row
 
@@ -78,23 +78,13 @@ class ReassignedStore:
 
     def of(self, txn: Txn, txid: bytes) -> list[tuple[int, Moves]]:
         """Return a transaction's reassigned outputs."""
-        return [(index, _moves(raw, txid, index)) for index, raw in self._rows(txn, txid)]
-
-    def _rows(self, txn: Txn, txid: bytes) -> Iterator[tuple[int, bytes]]:
-        cursor, front = txn.cursor(self._db), _OUTPUT + txid
-        there = cursor.set_range(front)
-        while there and cursor.key().startswith(front):
-            yield keys.number(cursor.key()[-4:]), cursor.value()
-            there = cursor.next()
+        rows = [(keys.number(key[-4:]), raw) for key, raw in rows_with(txn, self._db, _OUTPUT + txid)]
+        return [(index, _moves(raw, txid, index)) for index, raw in rows]
 
     def under(self, txn: Txn, kind: str, key: bytes) -> list[OutPoint]:
         """Return the outputs of which an owner is found under a key of an index."""
-        cursor, front = txn.cursor(self._db), _front(KINDS.index(kind), key)
-        found, there = list[OutPoint](), cursor.set_range(front)
-        while there and (row := cursor.key()).startswith(front):
-            found.append((row[-_OUTPOINT:-4], keys.number(row[-4:])))
-            there = cursor.next()
-        return found
+        rows = rows_with(txn, self._db, _front(KINDS.index(kind), key))
+        return [(row[-_OUTPOINT:-4], keys.number(row[-4:])) for row, _ in rows]
 
     def listed(self, txn: Txn, front: bytes, outpoint: OutPoint) -> bool:
         """Return whether an output has a row by owner whose key begins so."""
@@ -116,7 +106,7 @@ class ReassignedStore:
 
     def drop(self, txn: Txn, txid: bytes) -> None:
         """Remove a transaction's outputs."""
-        for index, _ in list(self._rows(txn, txid)):
+        for index, _ in self.of(txn, txid):
             self._forget(txn, txid, index)
 
     def _forget(self, txn: Txn, txid: bytes, index: int) -> None:
