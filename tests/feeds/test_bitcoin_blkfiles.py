@@ -72,13 +72,6 @@ def test_a_shuffled_chain_with_a_stale_branch(tmp_path: Path, key: bytes) -> Non
     assert list(read_chain(tmp_path, MAINNET, [found[170].point], 180)) == found[171:181]
 
 
-def test_one_file_after_a_root(tmp_path: Path) -> None:
-    write(tmp_path, 0, record(CHAIN[0]), key=KEY)
-    second = write(tmp_path, 1, b"".join(map(record, CHAIN[1:])), key=KEY)
-    root = Point(1, 1, hash_of(CHAIN[0]))
-    assert hashes(second, options=Options(root=root)) == expect(*CHAIN[1:])
-
-
 def test_repeated_blocks_and_reserved_space_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, CHAIN + CHAIN[:5])))
     assert hashes(tmp_path) == expect(*CHAIN)

@@ -218,24 +218,6 @@ def facts(tx: Tx) -> tuple[Any, ...]:
     return tx.inputs, tx.outputs, tx.valid, tx.collateral, tx.references, tx.collateral_return, tx.fee
 
 
-def test_byron_transactions() -> None:
-    spent, paid = [(b"\x01" * 32, 0), (b"\x02" * 32, 70_000)], [Output(BYRON_ADDRESS, 5), Output(BYRON_ADDRESS, 0)]
-    made = byron_tx(spent, paid)
-    for indefinite in (False, True):
-        raw = dumps(
-            loads(byron_block([made], height=3, slot=21_607, previous=NO_HASH)), indefinite_containers=indefinite
-        )
-        block = decode(raw)
-        (tx,) = block.txs
-        assert (tx.inputs, tx.fee, tx.valid) == (spent, None, True)
-        assert [output.value for output in tx.outputs] == [5, 0]
-        assert tx.txid == digest(dumps(made[0], indefinite_containers=indefinite))
-        assert tx.size == len(dumps(made, indefinite_containers=indefinite))
-        assert (block.era, block.epoch, block.slot) == ("byron", 1, 21_607)
-        assert block.time == 1_506_203_091 + 20 * 21_607
-    assert decode(byron_block([made], height=3, slot=1, previous=NO_HASH)).txs[0].outputs == paid
-
-
 def test_boundary_block_has_the_slot_after_and_the_height_before() -> None:
     last = decode(byron_block([], height=9, slot=21_599, previous=NO_HASH))
     boundary = decode(boundary_block(height=9, epoch=1, previous=last.hash))
