@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import structlog
+from anyio import to_thread
 
 from config.settings import Config, socket_path
 from daemon.store import reading
@@ -29,6 +30,7 @@ Touched = set[bytes] | None  # keys of scripts; None means all of them
 OnChange = Callable[[Touched], Awaitable[None]]
 
 _REST = 9  # times as long as the last poll took: how long announced changes are collected before the next one
+_HEADERS = 200  # that are read before others get a turn
 _KEPT_BLOCKS = 100  # whose trees are cached; that of a block of 4,000 transactions takes 256 KB
 
 
@@ -41,6 +43,8 @@ class Backend:
         claims = Claims(reading(query.store, config) if config.transactions.enabled else None)
         self.chain = ChainView(query, self.mempool, claims)
         self._trees = OrderedDict[bytes, MerkleTree]()  # by the hash of the block
+        self._header_tree: MerkleTree | None = None
+        self._reading_headers = anyio.Lock()
         self._polls = anyio.Event()
         self._announcements = Announcements(upstream, self.poll_now)
 
@@ -68,7 +72,7 @@ class Backend:
             self._trees.popitem(last=False)
         return tree
 
-    def header_proof(self, height: int, checkpoint: int) -> dict[str, object]:
+    async def header_proof(self, height: int, checkpoint: int) -> dict[str, object]:
         """Return the merkle branch of a header among all up to a checkpoint.
 
         Raises:
@@ -79,11 +83,27 @@ class Backend:
             highest = -1 if tip is None else tip[0].height
             what = f"cp_height must be between the header's height, {height}, and that of the tip, {highest}"
             raise RpcFault(BAD_REQUEST, what)
-        headers = self.chain.headers(0, checkpoint + 1)
-        if len(headers) != checkpoint + 1:
-            raise RpcFault(BAD_REQUEST, "the store does not have all headers from the genesis block on")
-        tree = MerkleTree([double_sha256(header)[::-1] for header in headers])
+        async with self._reading_headers:  # a client that requests it often delays only others that request it
+            tree = await self._tree_of_headers(checkpoint)
         return {"branch": [each.hex() for each in tree.branch(height)], "root": tree.root.hex()}
+
+    async def _tree_of_headers(self, checkpoint: int) -> MerkleTree:
+        """Return the tree over all headers up to a checkpoint; the last one that was requested is cached."""
+        last = [double_sha256(header)[::-1] for header in self.chain.headers(checkpoint, 1)]
+        known = self._header_tree
+        if known is not None and len(known) == checkpoint + 1 and [known.id_at(checkpoint)] == last:
+            return known
+        ids = list[bytes]()
+        for start in range(0, checkpoint + 1, _HEADERS):
+            found = self.chain.headers(start, min(_HEADERS, checkpoint + 1 - start))
+            ids += [double_sha256(header)[::-1] for header in found]
+            await anyio.lowlevel.checkpoint()
+        if len(ids) != checkpoint + 1:
+            raise RpcFault(BAD_REQUEST, "the store does not have all headers from the genesis block on")
+        if ids[-1:] != last:
+            raise RpcFault(BAD_REQUEST, "the chain changed while the headers were read: try again")
+        self._header_tree = tree = await to_thread.run_sync(MerkleTree, ids)
+        return tree
 
     # --- following ------------------------------------------------------------------------------------------------
 

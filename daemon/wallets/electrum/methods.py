@@ -104,7 +104,7 @@ async def block_header(session: Session, params: Sequence[Any]) -> object:
         raise RpcFault(BAD_REQUEST, f"there is no block of height {height}")
     if not checkpoint:
         return found[0].hex()
-    return {"header": found[0].hex(), **session.server.backend.header_proof(height, checkpoint)}
+    return {"header": found[0].hex(), **await session.server.backend.header_proof(height, checkpoint)}
 
 
 async def block_headers(session: Session, params: Sequence[Any]) -> object:
@@ -118,7 +118,7 @@ async def block_headers(session: Session, params: Sequence[Any]) -> object:
     else:
         answer["hex"] = b"".join(found).hex()
     if checkpoint and found:
-        answer |= session.server.backend.header_proof(start + len(found) - 1, checkpoint)
+        answer |= await session.server.backend.header_proof(start + len(found) - 1, checkpoint)
     return answer
 
 
