@@ -332,7 +332,14 @@ def test_outputs_far_from_each_other() -> None:
         made.append(BlockApplied(height=height, hash=name, slot=height * 20, prev_hash=before, txs=txs))
     found = [coin for coin in coins_of(made, GenesisOutputs(outputs=[])).values() if coin.output.address == owner]
     assert len(found) == 9 and sum(coin.spend is not None for coin in found) == 1
-    with short_folder() as folder, served(folder, *made) as api:
+    with short_folder() as folder, served(folder, *made[:3]) as api:
+        whole = f"/kupo/matches/{CODEC.write(owner)}?unspent&limit=5&order=oldest_first"
+        answer = api.ask(whole)
+        assert len(answer.json()) == 5 and "x-next-cursor" not in answer.headers
+        feed(api, made[3])
+        again = api.ask(whole)
+        assert again.content == answer.content and "x-next-cursor" in again.headers  # no longer the last one
+        feed(api, *made[4:])
         for query, kept in (("", found), ("unspent&", [coin for coin in found if not coin.spend])):
             wanted = [match_of(coin, CODEC.write) for coin in kept]
             path = f"/kupo/matches/{CODEC.write(owner)}?{query}order"
