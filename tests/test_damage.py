@@ -485,6 +485,7 @@ def meta(key: bytes, value: bytes) -> Callable[[Hand], None]:
 NOTHING, A_MAP = b"", seal_row(msgspec.Raw(b"\x80"))  # type: ignore[arg-type]
 CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "no bytes": lambda _: NOTHING,
+    "zeros": lambda value: bytes(len(value)),
     "another length": lambda _: seal(9, bytes(100)),
     "a map": lambda _: A_MAP,
 }
