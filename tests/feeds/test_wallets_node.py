@@ -385,7 +385,7 @@ class NodesWallet:
 def test_clients_reach_the_balances_of_the_nodes_wallet(node: BcoinNode, daemon: Daemon, anyone: Anyone) -> None:
     wallet = NodesWallet(node)
     scripts = wallet.scripts()
-    own = node.wallet("getnewaddress", "default")
+    own = node.wallet("getnewaddress", "savings")
     assert bytes.fromhex(node.rpc("validateaddress", own)["scriptPubKey"]) in scripts.values()
     spare = [coin for coin in anyone.coins() if coin["value"] > COIN][-6:]
     for coin, script in zip(spare, list(scripts.values())[:4], strict=False):

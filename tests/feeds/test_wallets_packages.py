@@ -64,7 +64,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PackageNode]:
         folder: Path = tmp_path_factory.mktemp("packages")
         with running(folder, chain=BITCOIN, **tables) as daemon, following(daemon, server.url) as feeding:
             wait_for_tip(daemon, lambda: node.chain[-1], feeding)
-            yield node
+            with Wallet(PORT):  # it listens
+                yield node
 
 
 def package(node: PackageNode, script: bytes, value: int = 49) -> list[bytes]:
