@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from config.cluster import Cluster
 from config.kinds import GIB, MIB, Blocks, Bytes, Count, Seconds, Secret, Table, Text, Uid
 from config.serving import Blockfrost, Http, Kupo, Ogmios, Upstream
 from config.store import Storage, Store, Utxo
@@ -313,6 +314,7 @@ class Config(Table, frozen=True, kw_only=True):
     electrum: Electrum = Electrum()
     esplora: Esplora = Esplora()
     upstream: Upstream = Upstream()
+    cluster: Cluster = Cluster()
     utxo: Utxo = Utxo()
     batch: Batch = Batch()
     transactions: Transactions = Transactions()

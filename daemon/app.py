@@ -39,7 +39,7 @@ from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped, write_out
 from daemon.start import announce, check_store
 from daemon.store import open_chain, open_disk, store_id
-from daemon.worker_process import keep_running
+from daemon.worker_process import children, keep_running
 from handlers.delivery import done, refuse, send
 from handlers.events import (
     BlockCommitted,
@@ -127,8 +127,8 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                 supervisor = Supervisor(config, config.http.workers)
                 if config.http.workers:
                     services.start_soon(supervisor.serve)
-                if turns and (config.electrum.enabled or config.esplora.enabled):
-                    services.start_soon(keep_running, "wallets", config)
+                for name in children(config) if turns else ():
+                    services.start_soon(keep_running, name, config)
 
                 def apply(new: Config, changed: list[str]) -> None:
                     hub.admins = admins(new.socket.admin_uids)

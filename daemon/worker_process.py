@@ -77,6 +77,15 @@ class Restarts:
         return PAUSES_S[min(self._failures, len(PAUSES_S)) - 1] if self._failures else 0
 
 
+def children(config: Config) -> list[str]:
+    """Return the commands of the child processes that a daemon has, besides HTTP workers."""
+    wanted = {
+        "wallets": config.electrum.enabled or config.esplora.enabled,
+        "replica": config.cluster.stream is not None,
+    }
+    return [name for name, enabled in wanted.items() if enabled]
+
+
 async def keep_running(name: str, config: Config) -> None:
     """Run the process of a command, and start it again whenever it ends, until cancelled."""
     restarts = Restarts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,26 @@ def from_file(socket: Path, /, source: str, chain: str | None, **shared: Any) ->
         file.size,
         chain=None if chain is None else _chain_name(chain),
     )
+
+
+@feed.command("stream")
+@click.argument("url")
+@options
+@click.pass_obj
+def from_stream(socket: Path, /, url: str, **shared: Any) -> None:
+    """Follow the stream of the daemon's chain on the NATS servers at URL[,URL], without end or up to a height.
+
+    Feeds with --stream publish to it. After any interruption the daemon continues after the last event that it applied.
+    """
+    from feeds.stream.source import following as events
+
+    job, notices = Job(socket, **shared), list[Callable[[str], None]]()
+
+    def notice(line: str) -> None:
+        for show in notices:
+            show(line)
+
+    runner.run(job, url, lambda welcome: events(url, welcome, job.to, notice), lambda: 0.0, None, notices.append)
 
 
 def _chain_name(text: str) -> ChainName:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import click
@@ -23,6 +23,9 @@ from feeds.link import Link
 from feeds.progress import FeedProgress
 from handlers import wire
 from handlers.events import BlockApplied, ChainName, Error, Hello, Inbound, Welcome
+
+if TYPE_CHECKING:
+    from feeds.stream.publisher import Publisher
 
 Messages = Callable[[Welcome], AsyncIterable[Inbound]]
 _MAINNET = "mainnet"
@@ -48,6 +51,12 @@ class Job(Struct, frozen=True):
     dry_run: bool
     output: Path | None
     to: int | None = None
+    stream: str | None = None
+    stream_replicas: int = 1
+
+    def __post_init__(self) -> None:
+        if self.stream is not None and (self.dry_run or self.output is not None):
+            raise click.UsageError("--stream, --output and --dry-run exclude each other")
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,6 +64,18 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--output", type=click.Path(path_type=Path), help="Write the events to this file instead of sending them."
+        ),
+        click.option(
+            "--stream",
+            metavar="URL[,URL]",
+            help="Publish the events to a stream on these NATS servers instead of sending them to a daemon.",
+        ),
+        click.option(
+            "--stream-replicas",
+            default=1,
+            show_default=True,
+            type=click.IntRange(1, 5),
+            help="Number of servers that store the stream, if it is created.",
         ),
         click.option("--dry-run", is_flag=True, help="Decode and count the blocks without sending them."),
         click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a daemon; 0 means no limit."),
@@ -121,7 +142,7 @@ def network_of(job: Job, family: str, chosen: str | None, known: Collection[str]
     """
     if chosen is not None:
         return chosen
-    if job.dry_run or job.output is not None:
+    if job.dry_run or job.output is not None or job.stream is not None:
         return _MAINNET
     welcome = anyio.run(_greet, job)
     if welcome is None:  # stopped by a signal while it waited
@@ -194,6 +215,28 @@ async def _feed(
     if job.dry_run or job.output is not None:
         async with _let_go(messages(NOWHERE)) as source:
             await _keep(job.output, source, progress)
+        return
+    if job.stream is not None:
+        from feeds.stream.publisher import publish
+
+        if chain is None:
+            raise FeedError("--stream needs the chain of the events: give --chain FAMILY/NETWORK")
+
+        async def once(publisher: Publisher) -> None:
+            async with _let_go(messages(await publisher.arrive())) as source:
+                await publisher.feed(source)
+
+        await publish(
+            once,
+            job.stream,
+            chain,
+            replicas=job.stream_replicas,
+            network_height=job.network_tip,
+            window_bytes=job.window << 20,
+            patience_s=job.wait or float("inf"),
+            notice=progress.show,
+            acknowledged=progress.count,
+        )
         return
     link = Link(
         job.socket,

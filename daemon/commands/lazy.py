@@ -24,6 +24,7 @@ class MainGroup(Group):
         "migrate": "copies",
         "query": "query",
         "recovery": "recovery",
+        "replica": "replica",
         "restore": "copies",
         "send": "send",
         "status": "watch",

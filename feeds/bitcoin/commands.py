@@ -106,6 +106,8 @@ def from_bitcoin_rpc(
     from feeds.bitcoin.rpc import Follower, Options
 
     job = Job(socket, **shared)
+    if mempool and job.stream is not None:
+        raise click.UsageError("--mempool and --stream exclude each other: submissions are not part of a stream")
     with runner.speaking():
         address, login = _access(url, cookie, user, password_file)
         network = runner.network_of(job, "bitcoin", network, NETWORKS)

@@ -1,0 +1,49 @@
+"""The process that feeds the daemon from the stream of `cluster.stream`."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import anyio
+import structlog
+
+from config.settings import Config, socket_path
+from daemon.signals import heed, receiver
+from feeds.link import Link
+from feeds.stream.source import following
+from handlers.events import ChainName
+
+log = structlog.get_logger("replica")
+
+
+def serve(config: Config) -> None:
+    """Feed the daemon until a signal stops the process.
+
+    Raises:
+        FeedError: the daemon cannot continue from this stream.
+    """
+    anyio.run(_serve, config, backend_options={"use_uvloop": True})
+
+
+async def _serve(config: Config) -> None:
+    with receiver() as signals:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_follow, config)
+            number = await heed(signals, lambda: None, lambda: None)
+            log.info("stopping", signal=number.name)
+            tasks.cancel_scope.cancel()
+
+
+async def _follow(config: Config) -> None:
+    url = config.cluster.stream
+    assert url is not None
+    notice = partial(_notice, url)
+    chain = ChainName(config.chain.family, config.chain.network)
+    link = Link(socket_path(config, os.environ), chain=chain, notice=notice)
+    log.info("following_stream", stream=url)
+    await link.feed(following(url, await link.arrive(), None, notice))
+
+
+def _notice(url: str, line: str) -> None:
+    log.warning("stream_interrupted", stream=url, reason=line)

@@ -1,0 +1,231 @@
+"""Feeds that publish to a stream on real NATS servers, and daemons that follow it: one chain, whatever is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bitcoin_feeds import BITCOIN, cli, exported, tip_of
+from bitcoin_rpc_chain import FakeNode
+from bitcoin_rpc_server import RpcServer, serving
+from daemons import Daemon, background, running
+from jetstream import Server, headers, moves, purge, servers, url_of
+from patience import until
+from questions import Web
+from test_bitcoin_block import made_input, made_output, made_tx
+
+REGTEST = "UTXOD_BITCOIN_REGTEST"
+
+
+class Feeder:
+    """A feed that follows a node and publishes to a stream."""
+
+    def __init__(self, folder: Path, node: RpcServer, url: str, *more: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = folder / "feeder.log"
+        self._words = [
+            "feed",
+            "bitcoin-rpc",
+            node.url,
+            "--network",
+            "regtest",
+            "--poll",
+            "0.02",
+            "--stream",
+            url,
+            *more,
+        ]
+        self.start()
+
+    def start(self) -> None:
+        self.process = background(self.file, *self._words)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def feeder(folder: Path, node: RpcServer, url: str, *more: str) -> Iterator[Feeder]:
+    made = Feeder(folder, node, url, *more)
+    try:
+        yield made
+    finally:
+        made.kill()
+        assert "Traceback" not in made.file.read_text(), made.file.read_text()
+
+
+@contextmanager
+def replicas(folder: Path, url: str, count: int = 2, **tables: Any) -> Iterator[list[Daemon]]:
+    """Yield daemons that follow a stream."""
+    with ExitStack() as daemons:
+        made = list[Daemon]()
+        for number in range(count):
+            place = folder / f"replica{number}"
+            place.mkdir()
+            http = {"workers": 1, "listen": f"unix:{place}/http"} if "utxo" in tables else {"workers": 0}
+            tables = {"chain": BITCOIN, "cluster": {"stream": url}, "http": http} | tables
+            made.append(daemons.enter_context(running(place, **tables)))
+        yield made
+
+
+@pytest.fixture
+def node() -> FakeNode:
+    return FakeNode(30)
+
+
+@pytest.fixture
+def rpc(node: FakeNode) -> Iterator[RpcServer]:
+    with serving(node) as server:
+        yield server
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[Server]:
+    with servers(tmp_path) as (server,):
+        yield server
+
+
+def root(daemon: Daemon) -> str:
+    """Return the state root, as the daemon reports it over HTTP."""
+    with Web(daemon.folder / "http") as web:
+        return str(web.get("/api/v1/mmr/root")["root"])
+
+
+def assert_follow(made: list[Daemon], node: FakeNode) -> None:
+    """Wait until all daemons have the node's tip, and compare their sets."""
+    for daemon in made:
+        until(lambda daemon=daemon: tip_of(daemon) == node.chain[-1], within_s=60)  # type: ignore[misc]
+        assert exported(daemon) == node.coins()
+
+
+def test_replicas_follow_through_reorganisations_and_kills(
+    tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode
+) -> None:
+    with feeder(tmp_path / "f", rpc, nats.url) as feeding, replicas(tmp_path, nats.url) as (one, two):
+        assert_follow([one, two], node)
+        node.reorganise(4, 6)
+        assert_follow([one, two], node)
+        one.kill()
+        node.mine(3)
+        node.reorganise(5, 7)
+        feeding.kill()
+        feeding.start()
+        one.start()
+        assert_follow([one, two], node)
+        nats.kill()
+        node.mine(2)
+        nats.start()
+        assert_follow([one, two], node)
+        found = moves(headers(nats.url, REGTEST))
+        heights = [height for _, height in found]
+        assert [kind for kind, _ in found].count("Rollback") == 2
+        for (_, before), (kind, height) in pairwise(found):
+            assert height == before + 1 if kind == "BlockApplied" else height < before
+        assert heights[-1] == node.height
+        for daemon in (one, two):
+            assert daemon.term() == 0
+            daemon.assert_sound()
+
+
+def test_replicas_reach_the_same_root(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
+    mmr = {"store": "mmr"}
+    with feeder(tmp_path / "f", rpc, nats.url), replicas(tmp_path, nats.url, 1, utxo=mmr) as made:
+        assert_follow(made, node)
+        (tmp_path / "late").mkdir()
+        with replicas(tmp_path / "late", nats.url, 1, utxo=mmr) as late:
+            node.reorganise(3, 5)
+            assert_follow([*made, *late], node)
+            assert len({root(daemon) for daemon in (*made, *late)}) == 1
+
+
+def test_a_second_feeder_takes_over(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
+    with feeder(tmp_path / "f1", rpc, nats.url) as first, replicas(tmp_path, nats.url, 1) as made:
+        assert_follow(made, node)
+        with feeder(tmp_path / "f2", rpc, nats.url) as second:
+            until(lambda: "standing by" in second.file.read_text())
+            node.mine(2)
+            assert_follow(made, node)
+            first.kill()
+            node.mine(2)
+            assert_follow(made, node)
+            assert second.process.poll() is None
+    assert moves(headers(nats.url, REGTEST)) == [("BlockApplied", height) for height in range(node.height + 1)]
+
+
+def test_long_events_are_published_in_parts(tmp_path: Path, rpc: RpcServer, node: FakeNode) -> None:
+    with servers(tmp_path, max_payload=8192) as (nats,):
+        with feeder(tmp_path / "f", rpc, nats.url), replicas(tmp_path, nats.url, 1) as made:
+            assert_follow(made, node)
+            node.mine(1, made_tx([made_input()], [made_output(0, b"\x6a" + bytes(9000))]))
+            node.mine(2)
+            assert_follow(made, node)
+        assert [each["Utxod-Part"] for each in headers(nats.url, REGTEST) if "Utxod-Part" in each] == [
+            "1/3",
+            "2/3",
+            "3/3",
+        ]
+
+
+def test_a_cluster_of_three_survives_any_server(tmp_path: Path, rpc: RpcServer, node: FakeNode) -> None:
+    with servers(tmp_path, 3) as made:
+        url = url_of(made)
+        with feeder(tmp_path / "f", rpc, url, "--stream-replicas", "3"), replicas(tmp_path, url) as daemons:
+            assert_follow(daemons, node)
+            for server in made:
+                server.kill()
+                node.mine(2)
+                assert_follow(daemons, node)
+                server.start()
+                until(server.ready, within_s=60)
+        heights = [height for _, height in moves(headers(url, REGTEST))]
+        assert heights == [*range(node.height + 1)]
+
+
+def test_a_replica_starts_from_a_backup(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
+    with feeder(tmp_path / "f", rpc, nats.url), replicas(tmp_path, nats.url, 1) as made:
+        assert_follow(made, node)
+        assert made[0].run("backup", str(tmp_path / "copy")).returncode == 0
+        node.mine(5)
+        assert_follow(made, node)
+        purge(nats.url, REGTEST, 20)
+        (tmp_path / "new").mkdir()
+        with running(tmp_path / "new", chain=BITCOIN) as empty:  # the beginning of the stream has been deleted
+            done = cli("feed", "--config", empty.config, "stream", nats.url, "--to", "35")
+            assert done.exit_code == 1 and "refused the message" not in done.output, done.output
+            assert "start from a backup of a replica" in done.output
+        (tmp_path / "restored").mkdir()
+        restored = cli("restore", tmp_path / "copy", tmp_path / "restored" / "data")
+        assert restored.exit_code == 0, restored.output
+        tables: dict[str, Any] = {"chain": BITCOIN, "cluster": {"stream": nats.url}}
+        with running(tmp_path / "restored", data_dir=str(tmp_path / "restored" / "data"), **tables) as third:
+            assert_follow([*made, third], node)
+
+
+def test_what_cannot_be_followed_is_named(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
+    with running(tmp_path, chain=BITCOIN) as daemon:
+
+        def failure(*words: str) -> str:
+            done = cli("feed", "--config", daemon.config, *words)
+            assert done.exit_code == 1, done.output
+            return done.stderr.splitlines()[-1]
+
+        assert f"there is no stream {REGTEST}: start a feed with --stream first" in failure("stream", nats.url)
+        assert "no NATS server answers at nats://127.0.0.1:1:" in failure("stream", "nats://127.0.0.1:1")
+        common = ("bitcoin-rpc", rpc.url, "--network", "regtest")
+        assert cli("feed", *common, "--stream", nats.url, "--to", "30").exit_code == 0
+        done = cli("feed", "--config", daemon.config, *common, "--to", "30")
+        assert done.exit_code == 0
+        node.reorganise(9, 10)
+        assert cli("feed", "--config", daemon.config, *common, "--to", "31").exit_code == 0
+        assert f"stream {REGTEST} does not have the daemon's tip (height 31, " in failure("stream", nats.url)
+    for words, why in (
+        (("--output", "x"), "--stream, --output and --dry-run exclude each other"),
+        (("--mempool",), "--mempool and --stream exclude each other"),
+    ):
+        done = cli("feed", *common, "--stream", nats.url, *words)
+        assert done.exit_code == 2 and why in done.output
