@@ -102,10 +102,15 @@ class Server:
             self._sent_tip = tip[0]
             header = {"height": tip[0].height, "hex": tip[1].hex()}
             message = notification("blockchain.headers.subscribe", [header])
+            later = self.subscriptions.of_scripts(touched or ())  # these get the header and a status in one packet
             for session in tuple(self.sessions):
                 if session.wants_headers:
-                    session.send_notification(message)
-        await self.subscriptions.report(touched)
+                    session.send_notification(message, now=session not in later)
+        try:
+            await self.subscriptions.report(touched)
+        finally:
+            for session in tuple(self.sessions):
+                session.wake()
 
     async def stop(self) -> None:
         """Wait until the answers of all sessions are sent, for some seconds at most."""

@@ -137,6 +137,7 @@ class Session:
                 self._answering = False
                 self._out += self._later
                 self._later.clear()
+                self.wake()
                 if self._unsent > _ANSWERED_AHEAD:
                     await self._wait_for_reader()
             if len(waiting) > LONGEST_LINE:
@@ -224,15 +225,21 @@ class Session:
         """
         self.send_notification(notification(method, params))
 
-    def send_notification(self, message: bytes) -> None:
-        """Send a notification that is encoded already, in the same order."""
-        self._send(message, self._later if self._answering else self._out)
+    def send_notification(self, message: bytes, *, now: bool = True) -> None:
+        """Send a notification that is encoded already, in the same order; or with the next message, or at `wake`."""
+        self._send(message, self._later if self._answering else self._out, now=now)
 
-    def _send(self, message: bytes, queue: list[bytes] | None = None) -> None:
+    def wake(self) -> None:
+        """Send what waits for a next message."""
+        if self._out:
+            self._filled.set()
+
+    def _send(self, message: bytes, queue: list[bytes] | None = None, *, now: bool = True) -> None:
         """Queue a message for the writer; a client that leaves too much unread is disconnected."""
         self._unsent += len(message) + 1
         (self._out if queue is None else queue).append(message + b"\n")
-        self._filled.set()
+        if now:
+            self._filled.set()
         if self._unsent > _UNSENT:
             self._disconnect(_UNREAD)
 

@@ -128,6 +128,10 @@ class Subscriptions:
             session.statuses[topic] = status
         return status
 
+    def of_scripts(self, keys: Iterable[bytes]) -> set[Session]:
+        """Return the sessions that subscribed to one of some scripts."""
+        return {session for key in keys for session in self._sessions.get(Script(key), ())}
+
     async def report(self, touched: Iterable[bytes] | None) -> None:
         """Send each session the new statuses of what it subscribed to.
 
