@@ -103,8 +103,8 @@ class Notified(Struct, frozen=True):
 class _Session(asyncio.Protocol):
     """A session that subscribed to headers and to one script."""
 
-    def __init__(self, script: str, ready: Callable[[], None], told: Callable[[], None]) -> None:
-        self._script, self._ready, self._told = script, ready, told
+    def __init__(self, script: str, ready: Callable[[], None], notified: Callable[[], None]) -> None:
+        self._script, self._ready, self._notified = script, ready, notified
         self._received, self._expected = b"", 3
 
     def connection_made(self, transport: Any) -> None:
@@ -124,7 +124,7 @@ class _Session(asyncio.Protocol):
             if self._expected == 0:
                 self._ready()
             elif self._expected == -2:
-                self._told()
+                self._notified()
 
 
 def notified(port: int, scripts: Sequence[bytes], memory_kb: Callable[[], float], send: Callable[[], None]) -> Notified:
@@ -139,7 +139,7 @@ def notified(port: int, scripts: Sequence[bytes], memory_kb: Callable[[], float]
 async def _notified(
     port: int, scripts: Sequence[bytes], memory_kb: Callable[[], float], send: Callable[[], None]
 ) -> Notified:
-    loop, ready, told, opened = asyncio.get_running_loop(), 0, list[float](), list[_Session]()
+    loop, ready, times, opened = asyncio.get_running_loop(), 0, list[float](), list[_Session]()
     changed = asyncio.Event()
 
     def is_ready() -> None:
@@ -147,8 +147,8 @@ async def _notified(
         ready += 1
         changed.set()
 
-    def is_told() -> None:
-        told.append(time.perf_counter())
+    def is_notified() -> None:
+        times.append(time.perf_counter())
         changed.set()
 
     async def until(done: Callable[[], bool]) -> None:
@@ -160,7 +160,7 @@ async def _notified(
     before, began = memory_kb(), time.perf_counter()
     for at in range(0, len(scripts), _AT_ONCE):
         for script in scripts[at : at + _AT_ONCE]:
-            session = _Session(script_hash(script), is_ready, is_told)
+            session = _Session(script_hash(script), is_ready, is_notified)
             await loop.create_connection(lambda session=session: session, "127.0.0.1", port)  # type: ignore[misc]
             opened.append(session)
         await until(lambda: ready >= len(opened))
@@ -168,11 +168,11 @@ async def _notified(
     began = time.perf_counter()
     await loop.run_in_executor(None, send)
     try:
-        await until(lambda: len(told) == len(opened))
+        await until(lambda: len(times) == len(opened))
     except TimeoutError:
-        raise RuntimeError(f"{len(told)} of {len(opened)} sessions were notified") from None
+        raise RuntimeError(f"{len(times)} of {len(opened)} sessions were notified") from None
     finally:
         for session in opened:
             session.transport.close()
-    waits = sorted(at - began for at in told)
+    waits = sorted(at - began for at in times)
     return Notified(len(opened), subscribed, waits[0], waits[len(waits) // 2], waits[-1], kept / len(opened))

@@ -93,7 +93,7 @@ class ElectrumX:
             process.wait(60)
 
     def _environ(self, port: int, url: str) -> dict[str, str]:
-        """Return the settings of a server that limits nobody."""
+        """Return the settings of a server without limits for its clients."""
         return {
             "PATH": os.environ["PATH"],
             "COIN": "BitcoinSV",  # the only one that this version knows; blocks without witnesses are the same

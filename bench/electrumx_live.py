@@ -17,7 +17,7 @@ _POLL_S = 0.02
 
 
 class _Node:
-    """A node that is never asked for anything but its height."""
+    """A node that is queried only for its height."""
 
     def __init__(self) -> None:
         self.height = 0
@@ -27,11 +27,11 @@ class _Node:
         return self.height
 
 
-class _Nobody:
-    """Sessions that nobody has opened."""
+class _NoSessions:
+    """No sessions."""
 
     async def on_block(self, *_: object) -> None:
-        """Tell nobody."""
+        """Notify no session."""
 
 
 async def _apply(blocks: list[Path]) -> None:
@@ -41,7 +41,7 @@ async def _apply(blocks: list[Path]) -> None:
     from electrumx.server.db import DB  # type: ignore[import-not-found]
 
     env, node = Env(), _Node()
-    processor: Any = BlockProcessor(env, DB(env), node, _Nobody())
+    processor: Any = BlockProcessor(env, DB(env), node, _NoSessions())
     processor.state = OnDiskBlock.state = (await processor.db.open_for_sync()).copy()
     OnDiskBlock.daemon = node
     await OnDiskBlock.scan_files()

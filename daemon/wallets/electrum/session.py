@@ -153,7 +153,7 @@ class Session:
     def end_if_silent(self, now: float) -> None:
         """Disconnect a client that has sent nothing for too long.
 
-        One task asks all sessions: a timer for each of them would be set anew by every request.
+        One task checks all sessions: a timer for each of them would be restarted by every request.
         """
         if now - self._heard_at > _READ_TIMEOUT_S and not self._answering:
             self._disconnect(f"nothing was received for {_READ_TIMEOUT_S:g} s")
