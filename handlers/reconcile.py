@@ -247,13 +247,14 @@ def _agree_unmined(view: TxView, txid: bytes, failed: TxFound | None, record: Re
     return Repair(txid, "it did not claim its inputs")
 
 
-def forget_failed(view: TxView, txid: bytes) -> None:
-    """Remove the record of a transaction that failed in a block that was undone, if it was never submitted."""
+def forget_failed(view: TxView, txid: bytes) -> bool:
+    """Remove the record of a failed transaction whose block was undone, if it was never submitted; return whether."""
     record = view.record(txid)
-    unknown = record is not None and record.born is None and not record.block_ids
-    if unknown and view.chain.find(view.txn, txid) is None:
-        enter_child(view, txid, on=False)
-        view.remove(txid)
+    if record is None or record.born is not None or record.block_ids or view.chain.find(view.txn, txid) is not None:
+        return False
+    enter_child(view, txid, on=False)
+    view.remove(txid)
+    return True
 
 
 def let_go(view: TxView, txid: bytes, spent: list[OutPoint]) -> None:

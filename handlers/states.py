@@ -56,7 +56,9 @@ MOVES = (
     Move(Withdrawn, ("pending", "conflicting"), "withdrawn", "released", "gone"),
     Move(Withdrawn, ("pending", "conflicting"), "pruned", "released", "gone"),  # evicted: there are too many
     Move(Expired, ("pending", "conflicting"), "pruned", "released", "gone"),
-    Move(NoneType, (*_GONE, "mined", "conflicting"), "pruned", "kept", None),  # by the pruner
+    Move(
+        NoneType, (*_GONE, "mined", "conflicting"), "pruned", "kept", None
+    ),  # by the pruner, or a rollback that ends its record
 )
 BY_FACT = {(move.status, move.cause): move for move in MOVES}
 

@@ -309,7 +309,8 @@ class TxBlocks:
         for txid in dict.fromkeys(undone.failed):
             if (ended := reconcile.agree(view, txid)) is not None:
                 self._lose(view, dict.fromkeys(ended.losers, DoubleSpend()), ())
-            reconcile.forget_failed(view, txid)
+            if reconcile.forget_failed(view, txid):  # subscribers may know it as conflicting
+                self.report(view, txid, "pruned")
         self.agree(view, undone.doubtful)
         view.flush()
 

@@ -5,9 +5,22 @@ from __future__ import annotations
 import local_daemon
 import pytest
 from daemons import Message, statuses
-from local_daemon import LocalClient, LocalDaemon
+from local_daemon import LocalClient, LocalDaemon, LocalListener
 from scenarios import at, back_to, block, digest, output, tx
-from tx_messages import by, coins, done, message_about, mined, on_outputs, refused, spending, state, submit
+from tx_messages import (
+    by,
+    coins,
+    done,
+    message_about,
+    mined,
+    on_outputs,
+    refused,
+    spending,
+    state,
+    status_facts,
+    submit,
+    turn,
+)
 
 pytestmark = pytest.mark.configured(transactions={"batch_size": 2})
 
@@ -95,11 +108,14 @@ def test_collateral_is_released_with_a_spender_of_a_coinbase(local: LocalDaemon,
     assert repairs(local) == []
 
 
-def test_a_failed_transaction_that_was_not_submitted_is_forgotten(local: LocalDaemon, client: LocalClient) -> None:
+def test_a_failed_transaction_that_was_not_submitted_is_forgotten(
+    local: LocalDaemon, client: LocalClient, listener: LocalListener
+) -> None:
     """Its raw bytes made a record; another fork may have it as a valid one."""
     one, f = block(None, *coins("p")), tx("f", output("z"), output("y"), spends=[at("p")], raw=b"raw")
     done(client, one, block(one, failed(f, at("p", 1), back=True)), back_to(one))
     assert state(client, at("f"), at("p", 1)) == ["TX_NOT_FOUND", "free"]
+    assert status_facts(listener, 2) == [turn("f", "conflicting", 1), turn("f", "pruned", 1)]
     done(client, block(one, f, branch="x"))
     assert state(client, at("f"), at("f", 1), at("p")) == ["free", "free", by("f")]
     assert repairs(local) == []
