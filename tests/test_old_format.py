@@ -55,6 +55,7 @@ OPENING = {  # every command that opens a store, with what else it may be asked
     "verify": ["", "--quick"],
 }
 OTHERS = {
+    "replica",
     "bench",
     "completion",
     "config",
