@@ -35,7 +35,7 @@ from daemon.pruning import evict_along, prune_along
 from daemon.readers import ReaderWatch
 from daemon.recovery import enabled, open_storage, recover_along
 from daemon.reload import Reloader
-from daemon.signals import heed, receiver
+from daemon.signals import receiver, wait_for_stop
 from daemon.sink import lines_dropped, write_out
 from daemon.start import announce, check_store
 from daemon.store import open_chain, open_disk, store_id
@@ -138,7 +138,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                 reloader = Reloader(config, config_file, apply)
                 log.info("listening", socket=str(path), **_place(hub))
                 services.start_soon(notifier.deliver, "READY=1")
-                number = await heed(
+                number = await wait_for_stop(
                     signals, lambda: _dump(hub, connections), lambda: services.start_soon(_reload, notifier, reloader)
                 )
                 log.info("stopping", signal=number.name)

@@ -57,7 +57,7 @@ class Place:
         return f"in {text[:name].decode()} {after}"
 
 
-def go_on_in_child(place: Place | None = None) -> None:
+def continue_in_child(place: Place | None = None) -> None:
     """Return in a new child process only; this one waits for it and ends as it does.
 
     Raises:

@@ -177,7 +177,7 @@ def prune_now(context: click.Context) -> None:
     """Prune everything that is due, while no daemon runs. A running daemon prunes by itself."""
     from daemon.offline import prune as prune_all
 
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
     configure(context.obj.config.log)
     with store_errors():
         click.echo(prune_all(context.obj.config))
@@ -197,7 +197,7 @@ def prune_status(context: click.Context, count: int, as_json: bool) -> None:
     from daemon.commands.prune import table
     from daemon.offline import prune_status as list_jobs
 
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
     with store_errors(), pipe_may_close():
         jobs = list_jobs(context.obj.config, count)
         if as_json:
@@ -222,7 +222,7 @@ def reindex(context: click.Context, records: bool) -> None:
     from daemon.offline import reindex as build
     from daemon.offline import reindex_records
 
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
     configure(context.obj.config.log)
     with store_errors(), Progress("reindex", None, in_numbers, "outputs") as progress:
         done = reindex_records(context.obj.config) if records else build(context.obj.config, progress.reach)

@@ -179,7 +179,7 @@ async def recover_along(
         changed=reporter.notify,
         chores=[
             (0.0, circuits),
-            (_HEAL_S, partial(heal, records, turn, records.half_made, write, became_whole, hub.bus.publish)),
+            (_HEAL_S, partial(heal, records, turn, records.incomplete, write, became_whole, hub.bus.publish)),
             (_WALK_S, partial(heal, records, turn, records.locked, write, became_whole, hub.bus.publish)),
             (0.0, partial(withdraw_discarded, storage, store, write, tx_blocks, hub.bus.publish)),
         ],

@@ -9,7 +9,7 @@ import anyio
 import structlog
 
 from config.settings import Config, socket_path
-from daemon.signals import heed, receiver
+from daemon.signals import receiver, wait_for_stop
 from feeds.link import Link
 from feeds.stream.source import following
 from handlers.events import ChainName
@@ -30,7 +30,7 @@ async def _serve(config: Config) -> None:
     with receiver() as signals:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_follow, config)
-            number = await heed(signals, lambda: None, lambda: None)
+            number = await wait_for_stop(signals, lambda: None, lambda: None)
             log.info("stopping", signal=number.name)
             tasks.cancel_scope.cancel()
 

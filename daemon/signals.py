@@ -22,11 +22,11 @@ def stay_meanwhile() -> None:
 
 
 def receiver() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
-    """Receive every signal that `heed` handles."""
+    """Receive every signal that `wait_for_stop` handles."""
     return anyio.open_signal_receiver(*_LEAVE, *_STAY)
 
 
-async def heed(
+async def wait_for_stop(
     signals: AsyncIterator[signal.Signals], dump: Callable[[], None], reload: Callable[[], object] | None = None
 ) -> signal.Signals:
     """React to signals until one stops the process; return that one. The callbacks must not wait."""

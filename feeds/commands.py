@@ -12,7 +12,7 @@ from feeds import run as runner
 from feeds.bitcoin.commands import from_bitcoin_blocks, from_bitcoin_rpc
 from feeds.cardano.commands import from_cardano_chunks, from_ogmios
 from feeds.files import MessageFile, following
-from feeds.run import Job, keep_apart, options
+from feeds.run import Job, options, refuse_overwrite
 from handlers.events import ChainName
 
 
@@ -36,7 +36,7 @@ def from_file(socket: Path, /, source: str, chain: str | None, **shared: Any) ->
     file = MessageFile(None if source == "-" else Path(source))
     job = Job(socket, **shared)
     if file.path is not None:
-        keep_apart(job, file.path)
+        refuse_overwrite(job, file.path)
     runner.run(
         job,
         file.name,

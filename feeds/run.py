@@ -93,7 +93,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def keep_apart(job: Job, source: Path) -> None:
+def refuse_overwrite(job: Job, source: Path) -> None:
     """Refuse to write over what is to be read."""
     if job.output is not None and job.output.exists() and job.output.resolve().is_relative_to(source.resolve()):
         raise click.UsageError(f"--output {job.output} is also the input of the feed")
@@ -125,7 +125,7 @@ def run(
     gc.set_threshold(100_000, 50, 100)  # blocks are trees without cycles
     progress = FeedProgress(name, place, total)
     meet(progress.show)
-    with speaking(), progress:
+    with one_line_errors(), progress:
         try:
             anyio.run(
                 _until_stopped, job, messages, progress, refused, kept, chain, backend_options={"use_uvloop": True}
@@ -163,13 +163,13 @@ async def _greet(job: Job) -> Welcome | None:
 
     with anyio.CancelScope() as leaving:
         if threading.current_thread() is threading.main_thread():
-            _heed(leaving, lambda: show(f"waiting for the daemon on {job.socket}"))
+            _stop_on_signals(leaving, lambda: show(f"waiting for the daemon on {job.socket}"))
         return await Link(job.socket, patience_s=job.wait or float("inf"), notice=show).arrive()
     return None
 
 
 @contextmanager
-def speaking() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Turn what ends a feed into one clear line."""
     try:
         yield
@@ -190,11 +190,11 @@ async def _until_stopped(
     """Feed, and end in order on a signal: files are closed, and the next feed continues from the daemon's tip."""
     with anyio.CancelScope() as leaving:
         if threading.current_thread() is threading.main_thread():  # only that thread receives signals
-            _heed(leaving, lambda: progress.show(progress.summary()))
+            _stop_on_signals(leaving, lambda: progress.show(progress.summary()))
         await _feed(job, messages, progress, refused, kept, chain)
 
 
-def _heed(leaving: anyio.CancelScope, show: Callable[[], None]) -> None:
+def _stop_on_signals(leaving: anyio.CancelScope, show: Callable[[], None]) -> None:
     """React to signals until the loop closes; one that is ignored at the start, as by nohup, stays so."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
@@ -213,7 +213,7 @@ async def _feed(
     chain: ChainName | None,
 ) -> None:
     if job.dry_run or job.output is not None:
-        async with _let_go(messages(NOWHERE)) as source:
+        async with _closing(messages(NOWHERE)) as source:
             await _keep(job.output, source, progress)
         return
     if job.stream is not None:
@@ -223,7 +223,7 @@ async def _feed(
             raise FeedError("--stream needs the chain of the events: give --chain FAMILY/NETWORK")
 
         async def once(publisher: Publisher) -> None:
-            async with _let_go(messages(await publisher.arrive())) as source:
+            async with _closing(messages(await publisher.arrive())) as source:
                 await publisher.feed(source)
 
         await publish(
@@ -249,12 +249,12 @@ async def _feed(
         refused=refused,
         kept=kept,
     )
-    async with _let_go(messages(await link.arrive())) as source:
+    async with _closing(messages(await link.arrive())) as source:
         await link.feed(source)
 
 
 @asynccontextmanager
-async def _let_go(messages: AsyncIterable[Inbound]) -> AsyncIterator[AsyncIterable[Inbound]]:
+async def _closing(messages: AsyncIterable[Inbound]) -> AsyncIterator[AsyncIterable[Inbound]]:
     """Let a source close what it holds open, however the feed ends."""
     try:
         yield messages

@@ -112,7 +112,7 @@ class Changes:
             raise self._removed(what, sequence, point)
         self._begin(ordinal, what)
 
-    def go_on(self, cursor: str) -> None:
+    def resume(self, cursor: str) -> None:
         """Continue where a page ended.
 
         Raises:

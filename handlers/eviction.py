@@ -106,8 +106,8 @@ class Evictor:
         tx = event.tx
         size, most = size_of(tx), self._rules.max_pending_bytes
         record = view.record(tx.txid)
-        half_made = record is not None and record.creating  # an interrupted attempt, which has its space
-        if not self._full(view, size) or half_made or known(view, tx):
+        incomplete = record is not None and record.creating  # an interrupted attempt, which has its space
+        if not self._full(view, size) or incomplete or known(view, tx):
             return 0, True
         if most and size > most:
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"

@@ -79,8 +79,19 @@ def external(rules: Rules, tx: Tx) -> bool:
     return is_long or rules.externalize_all or len(tx.outputs) > rules.batch_size
 
 
-def put_page(view: TxView, tx: Tx, record: Record, number: int, *, creating: bool = False) -> None:
-    """Store one page of a new transaction, with its names; its bytes are a blob already, if they are to be one."""
+def put_page(
+    view: TxView,
+    tx: Tx,
+    record: Record,
+    number: int,
+    *,
+    creating: bool = False,
+    is_new: bool = False,
+) -> None:
+    """Store one page of a new transaction, with its names; its bytes are a blob already, if they are to be one.
+
+    `is_new` means that no part of the transaction is stored yet.
+    """
     txid, rows = tx.txid, view.rows
     names = bodies.names(txid, _part(tx, record, number), number * record.page_size)
     page = record if number == 0 else Page(0, 0)
@@ -95,7 +106,10 @@ def put_page(view: TxView, tx: Tx, record: Record, number: int, *, creating: boo
     rows.put_body(txid, record, Body(tx.inputs, None if record.external else tx.raw, tx.previous))
     if record.unmined_since is not None:
         record.submission, record.weight = rows.next_number(), size_of(tx)
-    rows.put(txid, record)
+    if is_new:
+        rows.add(txid, record)
+    else:
+        rows.put(txid, record)
     if record.conflicting:
         enter_child(view, txid, on=True)
 

@@ -257,7 +257,7 @@ def forget_failed(view: TxView, txid: bytes) -> bool:
     return True
 
 
-def let_go(view: TxView, txid: bytes, spent: list[OutPoint]) -> None:
+def release_spent(view: TxView, txid: bytes, spent: list[OutPoint]) -> None:
     """Release what a transaction spent in a block that was rolled back, except the claims of its submission."""
     _release_unlisted(view, txid, spent, view.inputs(txid) if _waits(view, txid) else [])
 

@@ -48,7 +48,7 @@ def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     height, keeps_loser = view.height, event.on_spent == "record"
     rival = spend(view, tx.txid, tx.inputs, height + 1, wanted=event.wanted, is_new=True, keeps_loser=keeps_loser)
     record = draft(view.rules, tx, height, locked=event.locked, conflicting=rival is not None)
-    new_records.put_page(view, tx, record, 0)
+    new_records.put_page(view, tx, record, 0, is_new=True)
     _publish(view, tx_blocks, tx.txid, rival)
     return "accepted"
 

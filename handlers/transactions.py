@@ -72,7 +72,7 @@ class TxView:
         self.transactions, self.height = transactions, height
         self.pool, self.chain, self.rules = transactions.pool, transactions.chain, transactions.rules
         self.ghosts, self.rows = self.pool.ghosts, PoolRows(self.pool, txn)
-        self._haunted = self.ghosts.any(txn)  # whether there may be ghosts
+        self._has_ghosts = self.ghosts.any(txn)  # whether there may be ghosts
         self._haunting: dict[bytes, Held] = {}  # those that were examined
         self._ordinals: dict[tuple[int, int], int | None] = {}  # of blocks that a message names, by height and id
 
@@ -95,7 +95,7 @@ class TxView:
         record = self.rows.record(txid)
         if record is not None:
             return Held(txid, record)
-        look = self._haunted and txid not in self._haunting
+        look = self._has_ghosts and txid not in self._haunting
         if look and (ghost := self.ghosts.find(self.txn, txid)) is not None:
             self._haunting[txid] = Held(txid, self._ghost_record(ghost), ghost=ghost)
         return self._haunting.get(txid)
@@ -127,7 +127,7 @@ class TxView:
     def claimed(self, txid: bytes, index: int) -> bytes | None:
         """Return the claim on an output of a transaction that has no record."""
         by = self.rows.claim(txid, 0, index)
-        if by is None and self._haunted:
+        if by is None and self._has_ghosts:
             ghost = self.ghosts.claims(self.txn, txid, index).get(index)
             by = None if ghost is None else claim(*ghost)
         return by
@@ -135,7 +135,7 @@ class TxView:
     def claims(self, txid: bytes, page: int = 0) -> dict[int, bytes]:
         """Return the claims on outputs of a page, by slot: spenders, and marks of frozen outputs."""
         claims = self.rows.claims(txid, page)
-        if self._haunted and page == 0 and self.rows.record(txid) is None:
+        if self._has_ghosts and page == 0 and self.rows.record(txid) is None:
             claims = {index: claim(*by) for index, by in self.ghosts.claims(self.txn, txid).items()} | claims
         return claims
 
@@ -155,7 +155,7 @@ class TxView:
 
     def _claims_on_chain(self, txid: bytes) -> dict[int, bytes]:
         """Return the slots of a ghost, or the claimed ones of a transaction of the chain."""
-        claims, ghost = self.claims(txid), self.ghosts.find(self.txn, txid) if self._haunted else None
+        claims, ghost = self.claims(txid), self.ghosts.find(self.txn, txid) if self._has_ghosts else None
         if ghost is not None:
             names = {i: self.ghosts.name(self.txn, ghost, i) for i in self.ghosts.indexes(self.txn, ghost)}
             return {index: (name or NO_NAME) + claims.get(index, b"") for index, name in names.items()}
@@ -181,7 +181,7 @@ class TxView:
 
     def inputs(self, txid: bytes) -> list[OutPoint]:
         """Return what a transaction that has a record, or is a ghost, spends."""
-        if self.rows.record(txid) is not None or not self._haunted:
+        if self.rows.record(txid) is not None or not self._has_ghosts:
             return self.rows.inputs(txid)
         ghost = self.ghosts.find(self.txn, txid)
         return [] if ghost is None else in_order(self.ghosts.inputs(self.txn, ghost))
@@ -251,11 +251,11 @@ class TxView:
     def forget_ghosts(self) -> None:
         """Drop cached ghosts: some have ended, or there are new ones."""
         self._haunting.clear()
-        self._haunted = self.ghosts.any(self.txn)
+        self._has_ghosts = self.ghosts.any(self.txn)
 
     def put(self, txid: bytes, record: Record) -> None:
         """Store a record that has changed; what was a ghost is none then."""
-        if self._haunted and self.rows.record(txid) is None:
+        if self._has_ghosts and self.rows.record(txid) is None:
             self.touch(txid)
         self.rows.put(txid, record)
 
@@ -285,7 +285,7 @@ class TxView:
         if row is None or row[HASH:] == by:
             return row is not None
         had = row[HASH:]
-        if self._haunted and number == 0:
+        if self._has_ghosts and number == 0:
             self._touch_claimant(held.txid, index)
         self.rows.put_claim(held.txid, number, slot, by or None)
         if held.chain_tx is None:
@@ -304,7 +304,7 @@ class TxView:
 
     def _touch_claimant(self, txid: bytes, index: int) -> None:
         """Create a record for the ghost that claims an output: the claim is about to change."""
-        by = self.ghosts.claims(self.txn, txid, index).get(index) if self._haunted else None
+        by = self.ghosts.claims(self.txn, txid, index).get(index) if self._has_ghosts else None
         if by is not None:
             self.touch(by[0])
 

@@ -301,7 +301,7 @@ class TxBlocks:
         for txid in sorted(undone.reused):
             undone.losers += self._losers_by(reconcile.agree(view, txid))
         for txid, inputs in undone.released:
-            reconcile.let_go(view, txid, inputs)
+            reconcile.release_spent(view, txid, inputs)
         for txid in dict.fromkeys(undone.unmined):
             if txid not in undone.reused or not reconcile.in_chain(view, txid):
                 self.report(view, txid, "pending", cause=BlockRolledBack())

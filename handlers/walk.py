@@ -40,9 +40,9 @@ class Listing:
         else:
             self._edge = min(self._state.next_number if after is None else after, self._state.next_number)
         self._dead = 0  # entries since then
-        self._go_on(after)
+        self._continue(after)
 
-    def _go_on(self, after: int | None) -> None:
+    def _continue(self, after: int | None) -> None:
         if self._order == "asc":
             self._parts = self._index.ascending(self._key[1], -1 if after is None else after)
         else:
@@ -78,7 +78,7 @@ class Listing:
     def reach(self, number: int) -> None:
         """Skip everything before a number."""
         if len(self.ahead) and self.ahead[-1] < number:
-            self._go_on(number - 1 if self._order == "asc" else -number + 1)
+            self._continue(number - 1 if self._order == "asc" else -number + 1)
         self.ahead = self.ahead[np.searchsorted(self.ahead, number) :]
 
     def parts(self) -> Iterator[Numbers]:
@@ -133,7 +133,7 @@ class Walk:
         """Skip outputs from the beginning, and find the next ones, with one more to know whether there are more."""
         while skip:
             if self._every:
-                if not (yield from self._go_on(skip)):
+                if not (yield from self._continue(skip)):
                     return
                 passed = min(skip, len(self._pending))
                 self._pending = self._pending[passed:]
@@ -146,7 +146,7 @@ class Walk:
             skip -= passed
         yield from self._find(count + 1)
 
-    def _go_on(self, wanted: int) -> Generator[None, None, bool]:
+    def _continue(self, wanted: int) -> Generator[None, None, bool]:
         """Continue up to an unspent output; return False at the end. Of a part, only as much as needed is examined."""
         scarcity = self._examined // self._lived if self._lived else 1
         most = max(wanted * 2 * scarcity, _LEAST)
@@ -178,7 +178,7 @@ class Walk:
 
     def _find(self, count: int) -> Iterator[None]:
         """Read until `count` are found, or all are read."""
-        while (wanted := count - len(self._found)) > 0 and (yield from self._go_on(wanted)):
+        while (wanted := count - len(self._found)) > 0 and (yield from self._continue(wanted)):
             read = min(wanted, _READ) if self._every else _READ
             some, self._pending = self._pending[:read], self._pending[read:]
             held = self._holds(np.sort(some))

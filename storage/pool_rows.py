@@ -90,11 +90,19 @@ class PoolRows:
 
     def put(self, txid: bytes, record: Record) -> None:
         """Change a record, or add one."""
-        if self.record(txid) is None and record.submission is not None:
-            self.totals.add(1, record.weight)
+        self.record(txid)
         self._records[txid] = record
         self._changed[txid] = None
-        self._recount |= record.unmined_since is None and record.submission is not None
+        if record.unmined_since is None:
+            self._recount |= self._is_new(txid) or self._indexed.get(txid, NOWHERE)[3] is not None
+
+    def add(self, txid: bytes, record: Record) -> None:
+        """Add a record of a transaction of which the table has nothing."""
+        if record.submission is not None:
+            self.totals.add(1, record.weight)
+        self._records[txid] = record
+        self._indexed[txid] = NOWHERE
+        self._changed[txid] = None
 
     def page(self, txid: bytes, number: int) -> Page | None:
         """Return a page; number 0 is the record."""
@@ -218,9 +226,14 @@ class PoolRows:
         key = claim_key(txid, page, slot)
         by = self._claims.get(key, _UNREAD)
         if by is _UNREAD:
+            if self._is_new(txid):
+                return None
             raw = self.txn.get(key, db=self.pool.claim)
             by = self._claims[key] = None if raw is None else open_claim(key, raw)
         return by
+
+    def _is_new(self, txid: bytes) -> bool:
+        return self._indexed.get(txid) is NOWHERE
 
     def claims(self, txid: bytes, page: int) -> dict[int, bytes]:
         """Return all claims on outputs of a page, in order; those that are not written yet are written first."""
@@ -280,8 +293,9 @@ class PoolRows:
         if record is not None:
             if record.reassignments or record.pages:
                 self.pool.reassigned.drop(self.txn, txid)
-            if self._totals is not None and record.submission is not None:
-                self._totals.add(-1, -record.weight)
+            counted = indexed(record) if self._is_new(txid) else self._indexed.get(txid, NOWHERE)
+            if self._totals is not None and counted[3] is not None:
+                self._totals.add(-1, -counted[3][1])
             self.pool.move(self.txn, [(txid, self._indexed.pop(txid, NOWHERE), NOWHERE)])
         self._records[txid] = None
         self._changed.pop(txid, None)

@@ -346,9 +346,9 @@ def test_a_store_that_is_written_is_not_called_damaged(tmp_path: Path) -> None:
 def test_a_child_killed_while_reading_reports_its_place() -> None:
     code = (
         "import os, sys\n"
-        "from daemon.child import Place, go_on_in_child\n"
+        "from daemon.child import Place, continue_in_child\n"
         "progress = Place()\n"
-        "go_on_in_child(progress)\n"
+        "continue_in_child(progress)\n"
         "if sys.argv[1] != 'none': progress.note('history_output', int(sys.argv[1]), bytes.fromhex('00000007'))\n"
         "os.kill(os.getpid(), int(sys.argv[2]))\n"
     )
@@ -372,7 +372,7 @@ def test_a_signal_right_after_the_fork_ends_the_child_too(number: signal.Signals
     """A child that continues for a short time would leave its copy."""
     script = (
         "import os, sys, time\n"
-        "from daemon.child import go_on_in_child\n"
+        "from daemon.child import continue_in_child\n"
         "fork = os.fork\n"
         "def forked():\n"
         "    if (pid := fork()):\n"
@@ -380,7 +380,7 @@ def test_a_signal_right_after_the_fork_ends_the_child_too(number: signal.Signals
         "    return pid\n"
         "os.fork = forked\n"
         "try:\n"
-        "    go_on_in_child()\n"
+        "    continue_in_child()\n"
         "    time.sleep(60)\n"
         "except (KeyboardInterrupt, SystemExit):\n"
         "    try:\n"

@@ -37,7 +37,7 @@ def listed(chain: Chain, since: BlockApplied | int | None, count: int = 1000) ->
         with query.snapshot() as shot:
             changes = Changes(shot)
             if cursor is not None:
-                changes.go_on(cursor)
+                changes.resume(cursor)
             elif isinstance(since, int):
                 changes.since_fact(since)
             elif since is None:
@@ -168,19 +168,19 @@ def test_a_cursor_continues_while_its_block_stays(tmp_path: Path) -> None:
         feed(chain, block(made[0], tx("2", output("cid"))))
         with query.snapshot() as shot:
             changes = Changes(shot)
-            changes.go_on(cursor)
+            changes.resume(cursor)
             rest, end = changes.page(9)
         assert [change.lovelace_amount for change in rest] == [3, 1] and end is None
         assert chain.rollback(back_to("origin"))
         with query.snapshot() as shot, pytest.raises(PointRemoved) as missing:
-            Changes(shot).go_on(cursor)
+            Changes(shot).resume(cursor)
         assert missing.value.ancestor is None
         feed(chain, block(None, salt="other"))  # another block in its place
         with query.snapshot() as shot, pytest.raises(PointRemoved):
-            Changes(shot).go_on(cursor)
+            Changes(shot).resume(cursor)
         for wrong in ("", "x", "kAAA", cursor[:-3]):
             with query.snapshot() as shot, pytest.raises(BadCursor):
-                Changes(shot).go_on(wrong)
+                Changes(shot).resume(wrong)
 
 
 def test_the_block_at_the_floor_has_no_effects_any_more(tmp_path: Path) -> None:

@@ -248,7 +248,11 @@ def _assert_bugs(lines: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "command"),
-    [("app", "_report", "run"), ("http.supervisor", "_listen_at_last", "serve"), ("http.worker", "heed", "serve")],
+    [
+        ("app", "_report", "run"),
+        ("http.supervisor", "_listen_at_last", "serve"),
+        ("http.worker", "wait_for_stop", "serve"),
+    ],
 )
 def test_uncaught_exceptions_are_json(module: str, name: str, command: str, folder: Path) -> None:
     with home(folder, **web(folder)) as daemon:

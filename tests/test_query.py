@@ -170,7 +170,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         small_values(monkeypatch)
         monkeypatch.setattr("handlers.walk.LEAST", 2)
         kept = {"kept._TX_VALUES": 6, "kept._OUTPUT_VALUES": 6, "held._SLOTS": 16, "bits.StoredBits._KEPT": 1}
-        for name, count in (kept | {"stored_index._TELLTALES": 20, "stored_index._PARTS": 5}).items():
+        for name, count in (kept | {"stored_index._MASKS": 20, "stored_index._PARTS": 5}).items():
             monkeypatch.setattr(f"storage.history.{name}", count)
 
 

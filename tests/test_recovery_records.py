@@ -111,7 +111,7 @@ async def test_incomplete_creations_are_completed_and_a_lock_without_a_record_is
     async def write(step: Callable[[Any], Any]) -> Any:
         return subject.daemon.write(step)
 
-    for find in (records.half_made, records.locked):
+    for find in (records.incomplete, records.locked):
         await heal(records, cast("Any", turn), cast("Any", find), write, logged.append, publish)
     assert logged == [subject.words.txid("A")]
     assert reported == [1, 1] and records.locked(b"") == ([], None)

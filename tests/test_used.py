@@ -19,7 +19,7 @@ DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # Called by what is no file of the program.
 NAMED_ELSEWHERE = {
     "bench.electrumx_live:_Node.cached_height": "ElectrumX calls it",
-    "bench.electrumx_live:_Nobody.on_block": "ElectrumX calls it",
+    "bench.electrumx_live:_NoSessions.on_block": "ElectrumX calls it",
     "daemon.http.head:HeadReader.on_header": "httptools calls it",
     "daemon.http.head:HeadReader.on_headers_complete": "httptools calls it",
     "daemon.http.head:HeadReader.on_url": "httptools calls it",

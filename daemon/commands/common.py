@@ -53,18 +53,18 @@ class Context:
         """Return the daemon's socket: the chosen one, else the configured."""
         return chosen or socket_path(self.config, os.environ)
 
-    def go_on_in_child(self, place: Place | None = None, copies: Path | None = None) -> None:
+    def continue_in_child(self, place: Place | None = None, copies: Path | None = None) -> None:
         """Return in a child process, which a damaged store may end, if this process is the command's own.
 
         Copies of the store in the folder `copies` are removed when the child ends, for any reason.
         """
-        from daemon.child import go_on_in_child
+        from daemon.child import continue_in_child
         from storage.copies import remove_stale
 
         if not self._own_process:
             return
         try:
-            go_on_in_child(place)
+            continue_in_child(place)
         finally:  # in both processes: copies of a killed verify, and of the child
             if copies is not None:
                 remove_stale(copies)

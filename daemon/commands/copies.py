@@ -55,7 +55,7 @@ def backup(context: click.Context, target: Path, max_growth: int) -> None:
     stream = str(target) == "-"
     if stream and sys.stdout.isatty():
         raise Exit("standard output is a terminal: name a folder, or redirect it into a file", WRONG_USE)
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
     with store_errors(), pipe_may_close(), Progress("backup", _size(config)) as progress:
         manifest = write(config, _STDOUT if stream else target, max_growth, progress.advance)
     click.echo(f"{_summary(manifest)}{'' if stream else f' in {target}'}", err=stream)
@@ -107,7 +107,7 @@ def restore(context: click.Context, source: Path | None, data_dir: Path | None, 
         raise click.UsageError("--adopt DIR excludes other arguments")
     if adopt is None and (source is None or data_dir is None):
         raise click.UsageError("name SOURCE and DATA_DIR, or --adopt DIR")
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
     with store_errors():
         if adopt is not None:
             accept(adopt, TABLES)
@@ -145,7 +145,7 @@ def compact(context: click.Context) -> None:
     from storage.compact import compact as rewrite
 
     config: Config = context.obj.config
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
     with store_errors():
         with open_disk(config, readonly=True) as disk:
             open_store(disk, config)
@@ -167,7 +167,7 @@ def migrate(context: click.Context) -> None:
     from storage.migrate import migrate as run_steps
 
     config: Config = context.obj.config
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
     with store_errors():
         formats = run_steps(folder(config))
     if len(formats) > 1:

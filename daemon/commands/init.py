@@ -66,7 +66,7 @@ def init(
     settings |= _of_node(family, node, cookie)
     _write(file, starter(settings))
     click.echo(f"{file}: written, and valid")
-    click.echo("\n".join(_how_to_go_on(file, family, node, cookie)))
+    click.echo("\n".join(_next_steps(file, family, node, cookie)))
 
 
 def _prompt(question: str, default: str, choice: click.Choice[str] | None = None) -> str:
@@ -120,7 +120,7 @@ def _write(file: Path, text: str) -> None:
         raise Exit(f"{file}: {error.strerror or error}", FAILED) from error
 
 
-def _how_to_go_on(file: Path, family: str, node: str | None, cookie: Path | None) -> list[str]:
+def _next_steps(file: Path, family: str, node: str | None, cookie: Path | None) -> list[str]:
     given = "" if file == DEFAULT_FILE else f" --config {file}"
     lines = ["", "Next steps:", f"  utxod run{given}"]
     if family == "bitcoin":

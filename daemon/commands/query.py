@@ -36,7 +36,7 @@ def query(context: click.Context) -> None:
 
     Works with or without a running daemon, and does not affect it. Every answer is consistent as of one block.
     """
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
 
 
 @query.command()

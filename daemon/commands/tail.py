@@ -118,7 +118,7 @@ def follow_daemon(path: Path, printer: Printer, first: int | None = None) -> Non
                 if place.next == first:  # which the user has named
                     raise Exit(f"--from: {error.message}", FAILED)
                 notice(f"facts are missing here: {error.message}")
-                place.go_on(error.detail.get("oldest"))
+                place.resume(error.detail.get("oldest"))
             case Error() as error:
                 notice(f"the daemon reports {error.code}: {error.message}")
             case Ack():
@@ -144,7 +144,7 @@ class _Place:
         if self.next is None and newest is not None:
             self.next = newest + 1
 
-    def go_on(self, oldest: object) -> None:
+    def resume(self, oldest: object) -> None:
         """Resume with the oldest fact that is kept, or with future ones: another store has other sequences."""
         self.next, self.lost = oldest if isinstance(oldest, int) else None, True
 

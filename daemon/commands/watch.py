@@ -46,7 +46,7 @@ def status(context: click.Context, socket: Path | None, as_json: bool, watch: bo
         with store_errors(), pipe_may_close(), suppress(KeyboardInterrupt):
             _watch(config, path, every, as_json=as_json)
         return
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
     with store_errors():
         report = read_report(config, path)
     if as_json:

@@ -40,7 +40,7 @@ def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
     --records` rebuilds them.
     """
     place, copy = Place(), Copy(None) if quick else copy_place(context.obj.config, copy_to)
-    context.obj.go_on_in_child(place, copy.place)
+    context.obj.continue_in_child(place, copy.place)
     with store_errors(), Progress("verify", None, in_numbers, "rows") as progress:
 
         def report(table: str, row: int, key: bytes) -> None:
@@ -77,7 +77,7 @@ def export(context: click.Context, form: str) -> None:
     The set is that of the tip when the command begins. Exits 1 if that block is rolled back meanwhile, or gets
     below the rollback floor: the output is then incomplete.
     """
-    context.obj.go_on_in_child()
+    context.obj.continue_in_child()
     with store_errors(), pipe_may_close(), Progress("export", None, in_numbers, "outputs") as progress:
         for chunk in write(context.obj.config, form, progress.expect):
             sys.stdout.buffer.write(chunk)

@@ -65,7 +65,7 @@ def _since(query_string: bytes, cursor: str | None) -> str | None:
 
 def _begin(changes: Changes, since: str | None, cursor: str | None) -> None:
     if since is None:
-        changes.go_on(cursor or "")
+        changes.resume(cursor or "")
     elif since == "origin":
         changes.since_origin()
     else:

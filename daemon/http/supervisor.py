@@ -18,7 +18,7 @@ from daemon import worker_process
 from daemon.diagnostics import dump
 from daemon.listener import SocketFile, refuse_if_taken
 from daemon.reload import Reloader
-from daemon.signals import heed, receiver
+from daemon.signals import receiver, wait_for_stop
 from daemon.worker_process import PAUSES_S
 from handlers.addresses import codec
 
@@ -62,7 +62,7 @@ def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
         with receiver() as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervisor.serve)
-                number = await heed(signals, dump, lambda: tasks.start_soon(reload))
+                number = await wait_for_stop(signals, dump, lambda: tasks.start_soon(reload))
                 log.info("stopping", signal=number.name)
                 tasks.cancel_scope.cancel()
 

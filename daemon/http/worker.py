@@ -41,7 +41,7 @@ from daemon.http.transactions import TxRoutes
 from daemon.metrics import Served, encode, folder, keep_updated, worker_metrics_file
 from daemon.recovery import enabled as recovers
 from daemon.recovery import open_storage
-from daemon.signals import heed, receiver
+from daemon.signals import receiver, wait_for_stop
 from daemon.sink import lines_dropped
 from daemon.store import open_query, reading, store_id, windows
 from handlers.addresses import codec
@@ -137,7 +137,7 @@ def server(app: ASGIApp, listening: Mapping[socket.socket, str], http: Http, cou
 
 async def _until_stopped(serving: Serving) -> None:
     async def leave() -> None:
-        await heed(signals, dump)
+        await wait_for_stop(signals, dump)
         serving.server.should_exit = True
 
     with receiver() as signals:

@@ -15,7 +15,7 @@ from daemon.heap import keep_heap_small
 from daemon.http.supervisor import listen
 from daemon.http.worker import Serving, server
 from daemon.metrics import Served
-from daemon.signals import heed, receiver
+from daemon.signals import receiver, wait_for_stop
 from daemon.store import open_query
 from daemon.wallets.backend import Backend
 from daemon.wallets.electrum.server import Server
@@ -60,7 +60,7 @@ async def _serve(backend: Backend, esplora: Serving | None) -> None:
                 tasks.start_soon(electrum.serve)
             if esplora is not None:
                 tasks.start_soon(esplora.run)
-            number = await heed(signals, dump)
+            number = await wait_for_stop(signals, dump)
             log.info("stopping", signal=number.name)
             if esplora is not None:
                 esplora.server.should_exit = True

@@ -13,7 +13,7 @@ from feeds import run as runner
 from feeds.bitcoin.access import Address, Login, read_url
 from feeds.bitcoin.networks import NETWORKS
 from feeds.chain import Heights, leading
-from feeds.run import Job, keep_apart, known_tip, options
+from feeds.run import Job, known_tip, options, refuse_overwrite
 from handlers.events import ChainName
 
 _AROUND_BYTES = 32 << 20  # what an answer may have besides a block: a large mempool is one of millions of bytes
@@ -37,11 +37,11 @@ def from_bitcoin_blocks(
     from feeds.bitcoin.source import Chain, Options
 
     job = Job(socket, **shared)
-    keep_apart(job, source)
+    refuse_overwrite(job, source)
     choice = Options(skip_orphans=skip_orphans, mark_unspendable=not keep_unspendable)
-    with runner.speaking():
+    with runner.one_line_errors():
         network = runner.network_of(job, "bitcoin", network, NETWORKS)
-    with runner.speaking(), Chain(source, NETWORKS[network], choice) as chain:
+    with runner.one_line_errors(), Chain(source, NETWORKS[network], choice) as chain:
         for note in chain.notes:
             click.echo(note, err=True)
         last = chain.tip.height if job.to is None else min(job.to, chain.tip.height)
@@ -108,7 +108,7 @@ def from_bitcoin_rpc(
     job = Job(socket, **shared)
     if mempool and job.stream is not None:
         raise click.UsageError("--mempool and --stream exclude each other: submissions are not part of a stream")
-    with runner.speaking():
+    with runner.one_line_errors():
         address, login = _access(url, cookie, user, password_file)
         network = runner.network_of(job, "bitcoin", network, NETWORKS)
     chosen = NETWORKS[network]

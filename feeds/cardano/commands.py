@@ -11,7 +11,7 @@ import click
 
 from feeds import run as runner
 from feeds.chain import Heights, leading
-from feeds.run import Job, keep_apart, known_tip, options
+from feeds.run import Job, known_tip, options, refuse_overwrite
 from handlers.events import BlockApplied, ChainName, Inbound, Point, Welcome
 
 
@@ -63,8 +63,8 @@ def from_cardano_chunks(
     from feeds.cardano.genesis import choose_network
 
     job = Job(socket, **shared)
-    keep_apart(job, source)
-    with runner.speaking():
+    refuse_overwrite(job, source)
+    with runner.one_line_errors():
         network = runner.network_of(job, "cardano", network)
         chosen = choose_network(network, genesis_files, byron_epochs)
         check_magic(source, chosen.network)
@@ -115,7 +115,7 @@ def from_ogmios(
     from feeds.cardano.ogmios_session import shown
 
     job = Job(socket, **shared)
-    with runner.speaking():
+    with runner.one_line_errors():
         network = runner.network_of(job, "cardano", network)
         chosen = choose_network(network, genesis_files, byron_epochs)
     chain = OgmiosChain(

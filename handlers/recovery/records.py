@@ -104,7 +104,7 @@ class Records:
                 found.append((txid, "half-made" if record is not None and record.creating else "whole"))
         return found, seen[-1] if len(seen) == _SEEKS else None
 
-    def half_made(self, after: tuple[int, bytes] | None) -> tuple[list[bytes], tuple[int, bytes] | None]:
+    def incomplete(self, after: tuple[int, bytes] | None) -> tuple[list[bytes], tuple[int, bytes] | None]:
         """Return the next transactions whose creation has begun, and not ended."""
         waiting, place = self.waiting(after)
         return [txid for txid, kind in waiting if kind == "half-made"], place

@@ -40,11 +40,11 @@ class Thinned:
         parents = self._dead_nodes(first, last, heights)
         left, right = positions[parents] - (1 << heights[parents]), positions[parents] - 1
         children = np.concatenate((left, right))
-        gone = self._let_go(txn, first, children[children >= first] - first, enough=True)
+        gone = self._delete(txn, first, children[children >= first] - first, enough=True)
         outside = children[children < first]
         for value in np.unique(outside // self._nodes.per_value).tolist():
             begin = value * self._nodes.per_value
-            gone += self._let_go(txn, begin, outside[outside // self._nodes.per_value == value] - begin, enough=False)
+            gone += self._delete(txn, begin, outside[outside // self._nodes.per_value == value] - begin, enough=False)
         return gone
 
     def _dead_nodes(self, first: int, last: Numbers, heights: Numbers) -> Numbers:
@@ -69,7 +69,7 @@ class Thinned:
         near = (position, position - 1, position - (1 << height))  # it and its children
         return any(self._stored.find(each) is None for each in near)
 
-    def _let_go(self, txn: Txn, first: int, places: Numbers, *, enough: bool) -> int:
+    def _delete(self, txn: Txn, first: int, places: Numbers, *, enough: bool) -> int:
         """Remove nodes from a value; with `enough` only when most of it is removed."""
         value = self._stored.value(first)
         there = value.there.copy()

@@ -45,7 +45,7 @@ def reindex(store: HistoryStore, wanted: Sequence[str], progress: Callable[[int]
     They become complete in the last commit, all of them. Killed before, none is kept: run it again.
     """
     disk, tables = store.disk, store.disk.tables
-    disk.write(partial(_let_go, store))
+    disk.write(partial(_drop_all, store))
     while disk.write(partial(_collect, tables)):
         pass
     with disk.read() as txn:
@@ -86,7 +86,7 @@ class _Indexes:
         self._txn.put(STATE, seal_row(self.state), db=self._meta)
 
 
-def _let_go(store: HistoryStore, txn: Txn) -> None:
+def _drop_all(store: HistoryStore, txn: Txn) -> None:
     store.put_indexes(txn, [])
     indexes = _Indexes(txn, store.disk.tables, (*RULES, touches.KIND))
     for index in indexes.index.values():

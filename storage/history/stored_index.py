@@ -23,7 +23,7 @@ from storage.history.runs import KEY, Manifest, Run, manifest_key, manifest_of, 
 
 _FENCED = 2_000_000  # entries of the runs whose keys one snapshot reads: those of more would take too long
 _PARTS = 512  # parts of filters that are kept, of 16 KB each: 8 MB
-_TELLTALES = 16_384  # values of which it is kept what they do not have, 1 KB each: 19 MB with what holds them
+_MASKS = 16_384  # values of which it is kept what they do not have, 1 KB each: 19 MB with what holds them
 _BITS = 8192  # of each: an entry sets one, so one answer of nine is wrong
 _NO_NUMBERS: list[int] = []
 _ENOUGH = 250  # entries of several runs that are given together
@@ -33,7 +33,7 @@ _JOINED = 16  # values of a run that are given together, once as many were read 
 class _HeldRun:
     """What is kept of a run: the prefixes and numbers in its keys, and, of values that were read, what they lack."""
 
-    __slots__ = ("numbers", "prefixes", "telltales")
+    __slots__ = ("masks", "numbers", "prefixes")
 
     def __init__(self, fences: Fences) -> None:
         self.prefixes, self.numbers = array("Q", fences.prefixes.tobytes()), array("q", fences.numbers.tobytes())
@@ -41,7 +41,7 @@ class _HeldRun:
 
     def forget(self) -> None:
         """Clear the cached prefixes of all values."""
-        self.telltales: list[bytes | None] = [None] * (len(self.prefixes) + 1)
+        self.masks: list[bytes | None] = [None] * (len(self.prefixes) + 1)
 
 
 class HeldRuns:
@@ -50,7 +50,7 @@ class HeldRuns:
     def __init__(self) -> None:
         self._lists: dict[str, tuple[bytes | None, Manifest]] = {}
         self._runs: dict[int, _HeldRun] = {}
-        self._telltales = 0
+        self._kept_masks = 0
         self._parts: dict[int, bytes] = {}
 
     def manifest(self, txn: Txn, meta: Db, kind: str) -> Manifest:
@@ -73,16 +73,16 @@ class HeldRuns:
         found = self._runs[run] = _HeldRun(fences_of(txn, table, run))
         return found
 
-    def keep_telltale(self, held: _HeldRun, at: int, prefixes: Words) -> None:
+    def keep_mask(self, held: _HeldRun, at: int, prefixes: Words) -> None:
         """Cache the prefixes that a value of a run has."""
-        if self._telltales >= _TELLTALES:
-            self._telltales = 0
+        if self._kept_masks >= _MASKS:
+            self._kept_masks = 0
             for each in self._runs.values():
                 each.forget()
         bits = np.zeros(_BITS, np.bool_)
         bits[(prefixes & np.uint64(_BITS - 1)).astype(np.int64)] = True
-        held.telltales[at] = np.packbits(bits, bitorder="little").tobytes()
-        self._telltales += 1
+        held.masks[at] = np.packbits(bits, bitorder="little").tobytes()
+        self._kept_masks += 1
 
     def part(self, txn: Txn, table: Db, run: Run, part: int) -> bytes:
         """Return a part of a run's filter."""
@@ -192,8 +192,8 @@ class StoredIndex:
         at = bisect_left(prefixes, prefix)
         if at < len(prefixes) and prefixes[at] == prefix:  # they may be in several values
             return None
-        telltale = held.telltales[at]
-        if telltale is not None and not telltale[prefix >> 3 & _BITS // 8 - 1] >> (prefix & 7) & 1:
+        mask = held.masks[at]
+        if mask is not None and not mask[prefix >> 3 & _BITS // 8 - 1] >> (prefix & 7) & 1:
             return _NO_NUMBERS
         return (
             self._entries_at(held, at, KEY.pack(run.id, prefixes[at - 1], held.numbers[at - 1]), prefix) if at else []
@@ -204,8 +204,8 @@ class StoredIndex:
         value = self._txn.get(key, db=self._table)
         if value is None:
             raise Damaged(f"a value of run {KEY.unpack(key)[0]} is missing")
-        if held.telltales[at] is None and self._held is not None:
-            self._held.keep_telltale(held, at, self._entries(key, value)["prefix"])
+        if held.masks[at] is None and self._held is not None:
+            self._held.keep_mask(held, at, self._entries(key, value)["prefix"])
         there = memoryview(value).cast("Q")
         prefixes = there[1 :: self._words]  # the first word of a value is its head
         first = bisect_left(prefixes, prefix)

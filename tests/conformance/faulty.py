@@ -186,6 +186,10 @@ class FaultyRows(PoolRows):
         super().put(txid, record)
         self.faults.dies_pruning("crash.parent")
 
+    def add(self, txid: bytes, record: Record) -> None:
+        self._watch(txid, 0, record)
+        super().add(txid, record)
+
     def put_page(self, txid: bytes, number: int, page: Page) -> None:
         self._watch(txid, number, page)
         super().put_page(txid, number, page)

@@ -86,7 +86,7 @@ class Ogmios:
         self._clients += 1
         try:
             await send({"type": "websocket.accept"})
-            await Talk(self._local, self._upstream, self._settings, receive, send).go_on()
+            await Talk(self._local, self._upstream, self._settings, receive, send).run()
         finally:
             self._clients -= 1
 
@@ -102,7 +102,7 @@ class Talk:
         self._upstream: ClientConnection | None = None
         self._acquired = False  # the client queries a ledger state of its choice, which the store does not have
 
-    async def go_on(self) -> None:
+    async def run(self) -> None:
         """Serve until the client or the server disconnects."""
         answering = asyncio.create_task(self._answer())
         listening: asyncio.Task[None] | None = None
