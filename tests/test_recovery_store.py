@@ -345,6 +345,15 @@ async def test_a_later_schema_is_not_changed(lab: Lab) -> None:
             pass
 
 
+async def test_a_query_before_the_schema_is_made_is_refused(pg_lab: Lab) -> None:
+    reader = PostgresStorage(pg_lab.uri, lease_s=30.0, table=pg_lab.table, readonly=True)
+    with pytest.raises(StoreAway, match="no schema yet: a daemon of this version creates schema"):
+        await reader.open()
+    async with pg_lab.storage():
+        await reader.open()
+        await reader.close()
+
+
 async def test_instances_that_start_together_make_one_schema(pg_lab: Lab) -> None:
     stores = [PostgresStorage(pg_lab.uri, lease_s=30.0, table=pg_lab.table) for _ in range(5)]
     try:

@@ -131,11 +131,19 @@ class PostgresStorage(Storage):
                 )
                 async with self._pool.acquire() as connection:
                     self._schema = await connection.fetchval("SELECT current_schema()")
-                    if not self._readonly:
-                        await self._migrate(connection)
+                    await (self._check(connection) if self._readonly else self._migrate(connection))
         except BaseException:
             await self.close()
             raise
+
+    async def _check(self, connection: asyncpg.pool.PoolConnectionProxy) -> None:
+        """Check that a daemon of this version has made the schema."""
+        versions, version = f"{self._table}_schema", 0
+        if await connection.fetchval("SELECT to_regclass($1)", versions) is not None:
+            version = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {versions}")
+        if version < VERSION:
+            found = f"the recovery schema {version}" if version else "no schema yet"
+            raise StoreAway(f"the database has {found}: a daemon of this version creates schema {VERSION}")
 
     async def _migrate(self, connection: asyncpg.pool.PoolConnectionProxy) -> None:
         """Bring the schema up to date; instances that start together take turns."""
