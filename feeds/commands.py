@@ -56,7 +56,8 @@ def from_stream(socket: Path, /, url: str, **shared: Any) -> None:
 
     Feeds with --stream publish to it. After any interruption the daemon continues after the last event that it applied.
     """
-    from feeds.stream.source import following as events
+    with runner.one_line_errors():
+        from feeds.stream.source import following as events
 
     job, notices = Job(socket, **shared), list[Callable[[str], None]]()
 

@@ -13,19 +13,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import nats
 from msgspec import Struct
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import BadRequestError, NotFoundError
 
-from feeds.errors import FeedError, SourceError
+from feeds.errors import FeedError
 from handlers.events import ChainName, Point
-
-try:
-    import nats
-    from nats.errors import Error as NatsError
-    from nats.js import JetStreamContext
-    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
-    from nats.js.errors import BadRequestError, NotFoundError
-except ImportError as error:
-    raise SourceError("streams need the package nats-py: pip install 'utxod[stream]'") from error
 
 KIND, TIP, PART, NETWORK = "Utxod-Event", "Utxod-Tip", "Utxod-Part", "Utxod-Network-Height"
 MOVES = frozenset({"BlockApplied", "Rollback"})  # the events that move the tip
@@ -35,6 +31,7 @@ _ORIGIN = "origin"
 _AT_ONCE = 64  # messages of one request
 _DEEPEST = 5_000  # blocks: how far heights may be out of order in a stream, because of rollbacks
 _CONNECT_S = 2
+_IDLE_S = 2.0  # without a new message, until the consumer is checked
 
 
 class Entry(Struct, frozen=True):
@@ -166,9 +163,10 @@ class Log:
                 waiting = _AT_ONCE
                 while end is None or next_ <= end:
                     try:
-                        messages = await pulling.fetch(max(1, min(waiting, _AT_ONCE)), timeout=TIMEOUT_S)
-                    except TimeoutError:  # nothing new; the next request fails if the consumer is gone
-                        await pulling.consumer_info()
+                        messages = await pulling.fetch(max(1, min(waiting, _AT_ONCE)), timeout=_IDLE_S)
+                    except TimeoutError:  # nothing new, or the server that has the consumer is down
+                        if (await self.ends())[1] >= next_:
+                            break
                         continue
                     tries = 0
                     for message in messages:

@@ -206,6 +206,7 @@ class Publisher:
                 stored = await self._log.js.publish_async(self._log.subject, part, headers=headers | own)
             except TROUBLE as error:
                 raise Interrupted(f"stream {self._log.name}: {describe(error)}") from error
+            stored.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nothing waits for it
             self._window.append((stored, len(part), height if number == len(parts) else None))
             self._bytes += len(part)
             self._sequence += 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from feeds.stream.log import opened
+from feeds.errors import FeedError
+from feeds.stream.log import TROUBLE, describe, opened
 from handlers import wire
 from handlers.events import BlockApplied, Hello, Inbound, NetworkTip, Welcome
 
@@ -21,7 +22,11 @@ async def following(
     if to_height is not None and welcome.tip is not None and welcome.tip.height >= to_height:
         return
     async with opened(url, welcome.chain, notice) as log:
-        async for entry in log.entries(await log.after(welcome.tip)):
+        try:
+            begin = await log.after(welcome.tip)
+        except TROUBLE as error:
+            raise FeedError(f"stream {log.name}: {describe(error)}") from error
+        async for entry in log.entries(begin):
             if entry.network_height not in {None, network_height}:
                 network_height = entry.network_height
                 yield Hello(client="utxod-feed/1", network_tip=NetworkTip(entry.network_height))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -11,9 +14,10 @@ from typing import Any
 import pytest
 from bitcoin_feeds import BITCOIN, cli, exported, tip_of
 from bitcoin_rpc_chain import FakeNode
-from bitcoin_rpc_server import RpcServer, serving
-from daemons import Daemon, background, running
-from jetstream import Server, headers, moves, purge, servers, url_of
+from bitcoin_rpc_server import LOGIN, RpcServer, serving
+from daemons import PATIENCE_S, ROOT, Daemon, background, environment, running
+from jetstream import Server, headers, moves, purge, servers
+from nats.js.errors import NotFoundError
 from patience import until
 from questions import Web
 from test_bitcoin_block import made_input, made_output, made_tx
@@ -171,21 +175,6 @@ def test_long_events_are_published_in_parts(tmp_path: Path, rpc: RpcServer, node
         ]
 
 
-def test_a_cluster_of_three_survives_any_server(tmp_path: Path, rpc: RpcServer, node: FakeNode) -> None:
-    with servers(tmp_path, 3) as made:
-        url = url_of(made)
-        with feeder(tmp_path / "f", rpc, url, "--stream-replicas", "3"), replicas(tmp_path, url) as daemons:
-            assert_follow(daemons, node)
-            for server in made:
-                server.kill()
-                node.mine(2)
-                assert_follow(daemons, node)
-                server.start()
-                until(server.ready, within_s=60)
-        heights = [height for _, height in moves(headers(url, REGTEST))]
-        assert heights == [*range(node.height + 1)]
-
-
 def test_a_replica_starts_from_a_backup(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
     with feeder(tmp_path / "f", rpc, nats.url), replicas(tmp_path, nats.url, 1) as made:
         assert_follow(made, node)
@@ -204,6 +193,47 @@ def test_a_replica_starts_from_a_backup(tmp_path: Path, nats: Server, rpc: RpcSe
         tables: dict[str, Any] = {"chain": BITCOIN, "cluster": {"stream": nats.url}}
         with running(tmp_path / "restored", data_dir=str(tmp_path / "restored" / "data"), **tables) as third:
             assert_follow([*made, third], node)
+
+
+def test_the_documented_commands_run(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
+    (tmp_path / ".bitcoin").mkdir()
+    (tmp_path / ".bitcoin" / ".cookie").write_text(LOGIN)
+    places = {
+        "http://127.0.0.1:8332": rpc.name,
+        "nats://10.0.0.1:4222": nats.url,
+        "--network mainnet": "--network regtest",
+        "--stream-replicas 3": "--stream-replicas 1",  # there is one server
+    }
+    commands = re.findall(r"^utxod feed .*$", (ROOT / "docs" / "cluster.md").read_text(), re.MULTILINE)
+    assert len(commands) == 2
+    with running(tmp_path, chain=BITCOIN) as daemon, ExitStack() as feeds:
+        path = f"{ROOT / '.venv' / 'bin'}:/usr/bin:/bin"
+        environ = environment(HOME=str(tmp_path), PATH=path, UTXOD_CONFIG=str(daemon.config))
+        for command in commands:
+            for documented, ours in places.items():
+                command = command.replace(documented, ours)
+            feed = feeds.enter_context(subprocess.Popen(["bash", "-c", f"exec {command}"], env=environ))
+            feeds.callback(feed.kill)
+            if command is not commands[-1] and "--stream " in command:
+                until(lambda: (tmp_path / "nats0" / "data").is_dir() and stored(nats) == node.height + 1)
+        assert_follow([daemon], node)
+
+
+def stored(nats: Server) -> int:
+    """Return the number of messages of the stream, 0 before it is created."""
+    try:
+        return len(headers(nats.url, REGTEST))
+    except NotFoundError:
+        return 0
+
+
+def test_a_missing_package_is_named() -> None:
+    script = "import sys; sys.modules['nats'] = None; from daemon.cli import entry; entry()"
+    for words in (["stream", "nats://x"], ["file", "-", "--chain", "bitcoin/regtest", "--stream", "nats://x"]):
+        command = [sys.executable, "-c", script, "feed", *words]
+        done = subprocess.run(command, input=b"", capture_output=True, env=environment(), timeout=PATIENCE_S)
+        assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
+        assert b"pip install 'utxod[stream]'" in done.stderr
 
 
 def test_what_cannot_be_followed_is_named(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
