@@ -71,6 +71,11 @@ def servers(folder: Path, count: int = 1, *, max_payload: int = 1 << 20) -> Iter
             server.kill()
 
 
+def url_of(made: Sequence[Server]) -> str:
+    """Return the URLs of all servers, as feeds and daemons take them."""
+    return ",".join(server.url for server in made)
+
+
 async def _each(url: str, name: str) -> list[dict[str, str]]:
     client = await nats.connect(url.split(","))
     try:

@@ -6,75 +6,21 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bitcoin_feeds import BITCOIN, cli, exported, tip_of
+from bitcoin_feeds import BITCOIN, cli
 from bitcoin_rpc_chain import FakeNode
 from bitcoin_rpc_server import LOGIN, RpcServer, serving
-from daemons import PATIENCE_S, ROOT, Daemon, background, environment, running
+from daemons import PATIENCE_S, ROOT, environment, running
 from jetstream import Server, headers, moves, purge, servers
 from nats.js.errors import NotFoundError
 from patience import until
-from questions import Web
+from streams import REGTEST, assert_follow, feeder, replicas, root
 from test_bitcoin_block import made_input, made_output, made_tx
-
-REGTEST = "UTXOD_BITCOIN_REGTEST"
-
-
-class Feeder:
-    """A feed that follows a node and publishes to a stream."""
-
-    def __init__(self, folder: Path, node: RpcServer, url: str, *more: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = folder / "feeder.log"
-        self._words = [
-            "feed",
-            "bitcoin-rpc",
-            node.url,
-            "--network",
-            "regtest",
-            "--poll",
-            "0.02",
-            "--stream",
-            url,
-            *more,
-        ]
-        self.start()
-
-    def start(self) -> None:
-        self.process = background(self.file, *self._words)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@contextmanager
-def feeder(folder: Path, node: RpcServer, url: str, *more: str) -> Iterator[Feeder]:
-    made = Feeder(folder, node, url, *more)
-    try:
-        yield made
-    finally:
-        made.kill()
-        assert "Traceback" not in made.file.read_text(), made.file.read_text()
-
-
-@contextmanager
-def replicas(folder: Path, url: str, count: int = 2, **tables: Any) -> Iterator[list[Daemon]]:
-    """Yield daemons that follow a stream."""
-    with ExitStack() as daemons:
-        made = list[Daemon]()
-        for number in range(count):
-            place = folder / f"replica{number}"
-            place.mkdir()
-            http = {"workers": 1, "listen": f"unix:{place}/http"} if "utxo" in tables else {"workers": 0}
-            tables = {"chain": BITCOIN, "cluster": {"stream": url}, "http": http} | tables
-            made.append(daemons.enter_context(running(place, **tables)))
-        yield made
 
 
 @pytest.fixture
@@ -92,19 +38,6 @@ def rpc(node: FakeNode) -> Iterator[RpcServer]:
 def nats(tmp_path: Path) -> Iterator[Server]:
     with servers(tmp_path) as (server,):
         yield server
-
-
-def root(daemon: Daemon) -> str:
-    """Return the state root, as the daemon reports it over HTTP."""
-    with Web(daemon.folder / "http") as web:
-        return str(web.get("/api/v1/mmr/root")["root"])
-
-
-def assert_follow(made: list[Daemon], node: FakeNode) -> None:
-    """Wait until all daemons have the node's tip, and compare their sets."""
-    for daemon in made:
-        until(lambda daemon=daemon: tip_of(daemon) == node.chain[-1], within_s=60)  # type: ignore[misc]
-        assert exported(daemon) == node.coins()
 
 
 def test_replicas_follow_through_reorganisations_and_kills(

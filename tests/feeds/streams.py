@@ -1,0 +1,82 @@
+"""Feeds that publish to a stream, and daemons that follow it, as processes that tests kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from bitcoin_feeds import BITCOIN, exported, tip_of
+from bitcoin_rpc_chain import FakeNode
+from bitcoin_rpc_server import RpcServer
+from daemons import Daemon, background, running
+from patience import until
+from questions import Web
+
+REGTEST = "UTXOD_BITCOIN_REGTEST"
+
+
+class Feeder:
+    """A feed that follows a node and publishes to a stream."""
+
+    def __init__(self, folder: Path, node: RpcServer, url: str, *more: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = folder / "feeder.log"
+        self._words = [
+            "feed",
+            "bitcoin-rpc",
+            node.url,
+            "--network",
+            "regtest",
+            "--poll",
+            "0.02",
+            "--stream",
+            url,
+            *more,
+        ]
+        self.start()
+
+    def start(self) -> None:
+        self.process = background(self.file, *self._words)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def feeder(folder: Path, node: RpcServer, url: str, *more: str) -> Iterator[Feeder]:
+    made = Feeder(folder, node, url, *more)
+    try:
+        yield made
+    finally:
+        made.kill()
+        assert "Traceback" not in made.file.read_text(), made.file.read_text()
+
+
+@contextmanager
+def replicas(folder: Path, url: str, count: int = 2, **tables: Any) -> Iterator[list[Daemon]]:
+    """Yield daemons that follow a stream."""
+    with ExitStack() as daemons:
+        made = list[Daemon]()
+        for number in range(count):
+            place = folder / f"replica{number}"
+            place.mkdir()
+            http = {"workers": 1, "listen": f"unix:{place}/http"} if "utxo" in tables else {"workers": 0}
+            tables = {"chain": BITCOIN, "cluster": {"stream": url}, "http": http} | tables
+            made.append(daemons.enter_context(running(place, **tables)))
+        yield made
+
+
+def root(daemon: Daemon) -> str:
+    """Return the state root, as the daemon reports it over HTTP."""
+    with Web(daemon.folder / "http") as web:
+        return str(web.get("/api/v1/mmr/root")["root"])
+
+
+def assert_follow(made: list[Daemon], node: FakeNode) -> None:
+    """Wait until all daemons have the node's tip, and compare their sets."""
+    for daemon in made:
+        until(lambda daemon=daemon: tip_of(daemon) == node.chain[-1], within_s=60)  # type: ignore[misc]
+        assert exported(daemon) == node.coins()
