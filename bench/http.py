@@ -3,97 +3,29 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from statistics import median
-from urllib.request import urlopen
 
 import click
 import msgspec
 from msgspec import Struct
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from bench import facades, large_address, load
+from bench import facades, http_servers, large_address, load
 from bench.daemon import Client, running
 from bench.http_chain import Chain, Feeder
 from bench.load import Load, Task
 from bench.old_outputs import FAR, OldSet
-from config.serving import Http
-from daemon.http.worker import serve_on
-from daemon.metrics import Served
 from handlers import wire
 from handlers.addresses import codec
 
 _CONNECTIONS = 16
-_CONSTANT = b'{"ok":true}'
 _WALLETS, _OFTEN = 3000, 200  # that hold a page each; of which this many are requested repeatedly
 _OUTPUTS = 30  # of a wallet
-
-
-# --- servers ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _serving(*command: str, environ: dict[str, str], listening: socket.socket | None = None) -> Iterator[int]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        env=os.environ | environ,
-        stderr=subprocess.DEVNULL,
-        pass_fds=() if listening is None else (listening.fileno(),),
-    )
-    try:
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@contextmanager
-def _constant() -> Iterator[tuple[int, int]]:
-    """Serve the constant; give the port and the process."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(1024)
-        with _serving("bench.http", str(listening.fileno()), environ={}, listening=listening) as process:
-            yield listening.getsockname()[1], process
-
-
-@contextmanager
-def _workers(folder: Path, number: int) -> Iterator[tuple[int, int]]:
-    """Serve the store; give the port, and the process that keeps the workers."""
-    port = _free_port()
-    command = ("daemon.cli", "serve", "--config", str(folder / "utxod.toml"), "--workers", str(number))
-    with _serving(*command, environ=facades.ENVIRON | {"UTXOD_HTTP__LISTEN": f"127.0.0.1:{port}"}) as supervisor:
-        yield port, supervisor
-
-
-def _free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port: int = unused.getsockname()[1]
-    return port
-
-
-def _wait_for(port: int, path: str) -> None:
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        try:
-            with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-                answer.read()
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise click.ClickException(f"nothing answers at port {port}")
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -174,9 +106,19 @@ class Bench:
     "--old", default=0, show_default=True, type=click.IntRange(min=0), help="Number of outputs before the measurement."
 )
 @click.option("--facades", "with_facades", is_flag=True, help="Measure the Kupo and Blockfrost APIs too.")
+@click.option(
+    "--only", multiple=True, help="Measure only requests whose name contains this text. Can be given several times."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def http(
-    seconds: float, rounds: int, txs: int, large: tuple[int, ...], old: int, with_facades: bool, as_json: bool
+    seconds: float,
+    rounds: int,
+    txs: int,
+    large: tuple[int, ...],
+    old: int,
+    with_facades: bool,
+    only: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Measure pages of 25 outputs next to a constant answer of the same server, alone and next to a busy writer.
 
@@ -184,7 +126,7 @@ def http(
     """
     load_before = os.getloadavg()[0]
     _print("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)
-    _against_the_constant(seconds, rounds, txs, OldSet(old), with_facades, as_json)
+    _against_the_constant(seconds, rounds, txs, OldSet(old), with_facades, only, as_json)
     for outputs in filter(None, large):
         _large_address(outputs, OldSet(old), with_facades, as_json)
 
@@ -207,8 +149,8 @@ def _large_address(outputs: int, old: OldSet, with_facades: bool, as_json: bool)
             large = chain.wallets.pop()
             for block in (*chain.fill(_OUTPUTS), *chain.enrich(large, outputs)):
                 client.feed([wire.encode(block, "frames")])
-            with _workers(folder, 1) as (port, supervisor):
-                _wait_for(port, "/api/v1/status")
+            with http_servers.workers(folder, 1) as (port, supervisor):
+                http_servers.wait_for(port, "/api/v1/status")
                 [worker] = load.children(supervisor)
                 streamed = facades.stream(port, worker, write(large)) if with_facades else None
                 found = large_address.measure(port, worker, write(large), [write(wallet) for wallet in chain.wallets])
@@ -218,7 +160,7 @@ def _large_address(outputs: int, old: OldSet, with_facades: bool, as_json: bool)
 
 
 def _against_the_constant(
-    seconds: float, rounds: int, txs: int, old: OldSet, with_facades: bool, as_json: bool
+    seconds: float, rounds: int, txs: int, old: OldSet, with_facades: bool, only: tuple[str, ...], as_json: bool
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary, ExitStack() as stack:
         folder = Path(temporary) / "store"
@@ -228,15 +170,15 @@ def _against_the_constant(
         client.feed([wire.encode(block, "frames") for block in chain.fill(_OUTPUTS)])
         client.close()
         feeder = stack.enter_context(closing(Feeder(folder / "utxod.sock", chain, txs)))
-        constant, server = stack.enter_context(_constant())
+        constant, server = stack.enter_context(http_servers.constant())
         (one, supervisor), (two, supervisor_of_two) = (
-            stack.enter_context(_workers(folder, number)) for number in (1, 2)
+            stack.enter_context(http_servers.workers(folder, number)) for number in (1, 2)
         )
         write = codec("cardano", "mainnet").write
         pages = [f"/api/v1/addresses/{write(wallet)}/utxos?count=25" for wallet in chain.wallets]
         balances = [f"/api/v1/addresses/{write(wallet)}/balance" for wallet in chain.wallets]
         for port, path in ((constant, "/"), (one, pages[0]), (two, pages[0])):
-            _wait_for(port, path)
+            http_servers.wait_for(port, path)
         worker, workers = load.children(supervisor), load.children(supervisor_of_two)
         workloads = [
             Workload("constant", constant, ["/"], [server]),
@@ -249,6 +191,9 @@ def _against_the_constant(
         if with_facades:
             paths = [facades.paths(write(wallet), 25) for wallet in chain.wallets]
             workloads += [Workload(name, one, [each[name] for each in paths[:_OFTEN]], worker) for name in paths[0]]
+        workloads = [each for each in workloads if not only or any(text in each.name for text in only)]
+        if not workloads:
+            raise click.UsageError(f"no requests have a name that contains {' or '.join(only)}")
         bench = Bench(feeder, seconds, rounds)
         _show("no feeder", bench.alone(workloads), as_json)
         _show("blocks are applied without pause", bench.fed(workloads), as_json)
@@ -263,11 +208,10 @@ def _show(title: str, found: dict[str, list[Measured]], as_json: bool) -> None:
                 for field in ("requests_per_s", "p50_ms", "p99_ms", "worst_ms", "bytes_per_answer")
             } | {"failures": sum(one.failures for one in loads)}
             row["server_us_per_answer"] = round(median(one.server_us for one in each if one.server_us is not None), 1)
-            row |= {
-                "of_the_constant": _ratio(each, found["constant"]),
-                "p99_by_p50": round(row["p99_ms"] / row["p50_ms"], 2),
-            }
-            if name in facades.NAMES:
+            row["p99_by_p50"] = round(row["p99_ms"] / row["p50_ms"], 2)
+            if "constant" in found:
+                row["of_the_constant"] = _ratio(each, found["constant"])
+            if name in facades.NAMES and "page" in found:
                 row["of_our_page"] = _ratio(each, found["page"])
         if rates := [one.writer_txs_per_s for one in each if one.writer_txs_per_s is not None]:
             row["writer_txs_per_s"] = round(median(rates))
@@ -285,11 +229,3 @@ def _print(title: str, figures: Mapping[str, float], as_json: bool) -> None:
         click.echo(msgspec.json.encode({"what": title, **figures}).decode())
     else:
         click.echo(f"{title}\n" + "".join(f"  {name:32} {figure}\n" for name, figure in figures.items()))
-
-
-async def _answer(_: Request) -> Response:
-    return Response(_CONSTANT, 200, {}, "application/json")
-
-
-if __name__ == "__main__":
-    serve_on(Starlette(routes=[Route("/", _answer)]), {int(sys.argv[1]): ""}, Http(), Served())

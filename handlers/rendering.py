@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,8 @@ _SHORT = 128  # bytes; the few longer addresses are not cached
 _BLOCKS = 8192
 _OVERHEAD = 200  # bytes that a cached list takes besides its text
 _encode = msgspec.json.Encoder().encode
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class AddressText(Protocol):
@@ -145,8 +147,35 @@ class OutputRenderer:
         return amounts(self.unit, body.value, [((policy, name), quantity) for policy, name, quantity in body.assets])
 
 
+class Halves(Generic[K, V]):
+    """A cache of bounded size; values that were not used lately are dropped first."""
+
+    def __init__(self, size: int) -> None:
+        self._half = size // 2  # of each half
+        self._young: dict[K, tuple[V, int]] = {}
+        self._old: dict[K, tuple[V, int]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def find(self, key: K) -> V | None:
+        """Return a value, if it is known."""
+        found = self._young.get(key)
+        if found is None and (found := self._old.get(key)) is not None:
+            self.keep(key, *found)
+        return None if found is None else found[0]
+
+    def keep(self, key: K, value: V, size: int) -> None:
+        """Cache a value, which takes about this many bytes with its key."""
+        self._young[key] = value, size
+        self._size += size + _OVERHEAD
+        if self._size > self._half:
+            self._old, self._young, self._size = self._young, {}, 0
+
+
 class Written:
-    """A cache of rendered lists of outputs, by their places; those not used lately are dropped first.
+    """A cache of rendered lists of outputs, by their places.
 
     The same outputs look the same for as long as their blocks are in the chain, however it grows. When a block is
     rolled back, what takes its place needs a memory of its own.
@@ -154,10 +183,8 @@ class Written:
 
     def __init__(self, size: int) -> None:
         self.created_parts: dict[int, str] = {}  # what the outputs of a block share, by ordinal
-        self._half = size // 2  # of each half
-        self._young: dict[bytes, bytes] = {}
-        self._old: dict[bytes, bytes] = {}
-        self._size = 0
+        self.lists = Halves[bytes, bytes](size)
+        self.find = self.lists.find
 
     def keep_created(self, ordinal: int, created_at: str) -> None:
         """Cache the part that the outputs of a block share."""
@@ -165,19 +192,9 @@ class Written:
             self.created_parts.clear()
         self.created_parts[ordinal] = created_at
 
-    def find(self, places: bytes) -> bytes | None:
-        """Return a list, if it is known."""
-        json = self._young.get(places)
-        if json is None and (json := self._old.get(places)) is not None:
-            self.keep(places, json)
-        return json
-
     def keep(self, places: bytes, json: bytes) -> None:
         """Cache a list."""
-        self._young[places] = json
-        self._size += len(places) + len(json) + _OVERHEAD
-        if self._size > self._half:
-            self._old, self._young, self._size = self._young, {}, 0
+        self.lists.keep(places, json, len(places) + len(json))
 
 
 def amounts(unit: str, value: int, assets: list[tuple[tuple[bytes, bytes], int]]) -> list[Amount]:

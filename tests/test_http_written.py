@@ -92,7 +92,7 @@ def test_written_outputs_have_bounded_memory_and_the_frequent_ones_stay() -> Non
     written.keep(b"often", b"page")
     for n in range(2000):
         written.keep(n.to_bytes(12, "big"), bytes(300))
-        assert len(written._young) + len(written._old) <= 10_000 // 500 + 2
+        assert len(written.lists) <= 10_000 // 500 + 2
         assert written.find(b"often") == b"page"
     assert written.find((1999).to_bytes(12, "big")) == bytes(300)
     assert written.find((0).to_bytes(12, "big")) is None

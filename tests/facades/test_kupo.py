@@ -317,6 +317,38 @@ def test_pages_while_blocks_come_and_go() -> None:
             assert pages(api, f"unspent&limit={len(live)}") == live
 
 
+def test_answers_with_unspent_outputs_follow_the_chain() -> None:
+    """An answer of an earlier block is returned only if none of its outputs was spent and none was added."""
+    chain, first = blocks(), 20
+    moving, losing = list[bytes](), set[bytes]()
+    for block in chain[first:45]:
+        paid = [output.address for tx in block.txs if tx.valid for output in tx.outputs]
+        spent = [coins()[each].output.address for tx in block.txs for each in tx.inputs if each in coins()]
+        moving, losing = [*moving, *paid, *spent], losing | ({*spent} - {*paid})
+    owners = [*sorted({*moving}, key=moving.count)[-2:], *sorted(losing)]
+    coin = some(lambda coin: not coin.spend and coin.output.assets)
+    policy, holder = coin.output.assets[0][0], coin.output.address
+    kept: dict[str, Kept] = {
+        f"{CODEC.write(owner)}?unspent": lambda coin, owner=owner: coin.output.address == owner  # type: ignore[misc]
+        for owner in owners
+    }
+    path = f"{CODEC.write(holder)}?unspent&policy_id={policy.hex()}"
+    kept[path] = lambda coin: coin.output.address == holder and held(coin, policy)
+    with short_folder() as folder, served(folder, before(), *chain[:first]) as api:
+        for n in [*range(first, 45), 40, *range(41, 45)]:
+            back = n == 40 and api.ask("/kupo/checkpoints").json()[0] == point_of(chain[44])
+            feed(api, Rollback(to=RollbackPoint(hash=chain[n].hash)) if back else chain[n])
+            now = coins_of(chain[: n + 1], before()).values()
+            for path, each in kept.items():
+                found = [coin for coin in now if each(coin) and not coin.spend]
+                found.sort(key=lambda coin: (coin.block.height, coin.place, coin.number))
+                wanted = [match_of(coin, CODEC.write) for coin in found]
+                assert api.ask(f"/kupo/matches/{path}&order=oldest_first").json() == wanted, (n, path)
+                assert api.ask(f"/kupo/matches/{path}").json() == wanted[::-1]
+                page = api.ask(f"/kupo/matches/{path}&limit=3")
+                assert page.json() == wanted[::-1][:3] and ("x-next-cursor" in page.headers) == (len(wanted) > 3)
+
+
 def test_outputs_far_from_each_other() -> None:
     """They are read one by one, those next to each other together: the matches are the same, in either order."""
     owner, other = b"\x60" + b"\x01" * 28, b"\x60" + b"\x02" * 28

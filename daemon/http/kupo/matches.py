@@ -21,15 +21,13 @@ from handlers.boundary import Cut
 from handlers.cursors import BadCursor
 from handlers.matches import Matches, Part, Row, Wanted
 from handlers.query import Boundary, CursorGone, Snapshot
-from handlers.rendering import Written
+from handlers.rendering import Halves, Written
 from handlers.spends import Spends
 from storage.history.layout import Numbers
 
 _AT_ONCE = 500  # outputs of an answer that is not streamed
 _PIECE = 128 << 10  # bytes of a streamed answer that are sent together
-_CACHE_BYTES = (
-    16 << 20
-)  # bytes of answers that are kept until the store moves, and of lists until a block is rolled back
+_CACHE_BYTES = 16 << 20  # bytes of answers for one block, and of answers with unspent outputs
 _OVERHEAD = 1000
 _STRINGS = "asset-quantity=string"
 _KINDS = {False: b"application/json;charset=utf-8", True: b"application/json;asset-quantity=string;charset=utf-8"}
@@ -43,18 +41,27 @@ class _Kept(NamedTuple):
     more: Headers
 
 
+class _Unspent(NamedTuple):
+    """An answer with unspent outputs: it stays the same while these are unspent and no output is added to the list."""
+
+    kept: _Kept
+    where: tuple[str, int]  # an index, and a prefix in it
+    numbers: Numbers
+    end: int  # outputs that were added later have this number or a higher one
+
+
 class MatchesRoute:
-    """Answers with matches. An answer that was given since the store moved is given again."""
+    """Answers with matches. An answer that is still true is given again."""
 
     def __init__(self, site: Site) -> None:
         self._site, self._turns = site, site.turns
         self._writer = Writer(site.codec.write)
         self._boundary: Boundary | None = None  # of the answers, and of what was spent
-        self._branch: Written | None = None  # of the lists, and of what outputs share
+        self._branch: Written | None = None  # of the answers with unspent outputs, and of what outputs share
         self._answers: dict[_Question, _Kept] = {}
         self._left = _CACHE_BYTES
         self._spends: Spends | None = None
-        self._written, self._creations = Written(_CACHE_BYTES), Creations()
+        self._unspent, self._creations = Halves[_Question, _Unspent](_CACHE_BYTES), Creations()
 
     async def answer(self, scope: Scope, send: Send, text: str, headers_of: _HeadersOf) -> None:
         """Answer one request."""
@@ -64,7 +71,7 @@ class MatchesRoute:
             self._prepare(shot)
             headers, fresh = headers_of(scope, shot)
             headers.append((b"content-type", _KINDS[strings]))
-            kept = self._answers.get(question)
+            kept = self._answers.get(question) or self._unchanged(shot, question)
             if kept is None:
                 requested, want = _request(shot, text, scope["query_string"])
                 if fresh:  # the query is valid, and the client has the answer already
@@ -81,7 +88,20 @@ class MatchesRoute:
             self._boundary, self._answers, self._left, self._spends = shot.boundary, {}, _CACHE_BYTES, None
         if shot.boundary.written is not self._branch:
             self._branch = shot.boundary.written
-            self._written, self._creations = Written(_CACHE_BYTES), Creations()
+            self._unspent, self._creations = Halves(_CACHE_BYTES), Creations()
+
+    def _unchanged(self, shot: Snapshot, question: _Question) -> _Kept | None:
+        """Return an answer of an earlier block whose outputs are unspent, if no output was added to its list."""
+        known = self._unspent.find(question)
+        if known is None or not shot.owners.nothing_reassigned:
+            return None
+        (index, prefix), stored = known.where, shot.stored
+        if any(map(len, stored.index(index).ascending(prefix, known.end - 1))):
+            return None
+        if not stored.live.has(known.numbers).all():
+            return None
+        self._keep(shot, question, known.kept)
+        return known.kept
 
     async def _make(
         self, shot: Snapshot, requested: Parameters, want: Wanted, question: _Question, headers: Headers, send: Send
@@ -98,28 +118,24 @@ class MatchesRoute:
             if not len(part[0]):
                 await self._turns.next()
                 shot.check_age()
+        lasts = matches.live_only and bool(want.lists) and not requested.resolve_hashes
+        lasts = lasts and shot.owners.nothing_reassigned
         if requested.limit is not None:
-            kept = await self._page(shot, matches, first, parts, requested.limit, writer, question)
+            numbers = _numbers(first)[: requested.limit + 1]
+            kept, read = await self._page(shot, matches, first, parts, requested.limit, writer)
+            lasts = lasts and np.array_equal(read, numbers)
         elif found > _AT_ONCE:
             await self._stream(shot, matches, chain(first, parts), writer, headers, send)
             return None
         else:
-            kept = _Kept(self._small(shot, matches, first, writer, question), [])
-        self._keep(shot, question, kept)
+            numbers = _numbers(first)
+            texts = [text for rows in matches.rows(first) for text in writer.texts(rows)]
+            kept = _Kept(f"[{','.join(texts)}]".encode(), [])
+        if self._keep(shot, question, kept) and lasts:
+            where = want.lists[0][0], shot.stored.prefix(want.lists[0][1])
+            size = len(kept.body) + numbers.nbytes + _size(question)
+            self._unspent.keep(question, _Unspent(kept, where, numbers, shot.state.next_number), size)
         return kept
-
-    def _small(
-        self, shot: Snapshot, matches: Matches, parts: list[Part], writer: MatchWriter, question: _Question
-    ) -> bytes:
-        """Return all of a small answer; for unspent outputs it stays the same as long as they do."""
-        key = _key(shot, matches, question, _numbers(parts))
-        if key and (written := self._written.find(key)) is not None:
-            return written
-        texts = [text for rows in matches.rows(parts) for text in writer.texts(rows)]
-        written = f"[{','.join(texts)}]".encode()
-        if key:
-            self._written.keep(key, written)
-        return written
 
     async def _page(
         self,
@@ -129,27 +145,20 @@ class MatchesRoute:
         rest: Iterator[Part],
         limit: int,
         writer: MatchWriter,
-        question: _Question,
-    ) -> _Kept:
-        """Return a page; for unspent outputs it stays the same as long as they do, and one follows or none."""
-        numbers = _numbers(first)[: limit + 1]
-        key = _key(shot, matches, question, numbers)
-        if not key or (written := self._written.find(key)) is None:
-            found = list[Row]()
-            for rows in matches.rows(chain(first, rest), min(limit + 1, _AT_ONCE)):
-                found += rows
-                if len(found) > limit:
-                    break
-                await self._turns.next()
-                shot.check_age()
-            written = f"[{','.join(writer.texts(found[:limit]))}]".encode()
-            read = np.array([row.number for row in found[: limit + 1]], np.int64)
-            if key and np.array_equal(read, numbers):
-                self._written.keep(key, written)
-            numbers = read
+    ) -> tuple[_Kept, Numbers]:
+        """Return a page, and the numbers of its outputs; if another page follows, also that of its first output."""
+        found = list[Row]()
+        for rows in matches.rows(chain(first, rest), min(limit + 1, _AT_ONCE)):
+            found += rows
+            if len(found) > limit:
+                break
+            await self._turns.next()
+            shot.check_age()
+        written = f"[{','.join(writer.texts(found[:limit]))}]".encode()
+        numbers = np.array([row.number for row in found[: limit + 1]], np.int64)
         if len(numbers) <= limit:
-            return _Kept(written, [])
-        return _Kept(written, [(b"x-next-cursor", matches.cut_after(int(numbers[limit - 1])).encode())])
+            return _Kept(written, []), numbers
+        return _Kept(written, [(b"x-next-cursor", matches.cut_after(int(numbers[limit - 1])).encode())]), numbers
 
     async def _stream(
         self,
@@ -182,25 +191,24 @@ class MatchesRoute:
             self._spends = Spends(shot)
         return self._spends
 
-    def _keep(self, shot: Snapshot, question: _Question, kept: _Kept) -> None:
+    def _keep(self, shot: Snapshot, question: _Question, kept: _Kept) -> bool:
+        """Cache an answer; return whether it is one of the current block boundary."""
         if shot.boundary is not self._boundary:  # others had turns
-            return
-        self._left -= len(kept.body) + len(question[0]) + len(question[1]) + _OVERHEAD
+            return False
+        self._left -= len(kept.body) + _size(question)
         if self._left < 0:
             self._answers, self._left = {}, _CACHE_BYTES
         else:
             self._answers[question] = kept
+        return True
 
 
 def _numbers(parts: list[Part]) -> Numbers:
     return np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in parts)])
 
 
-def _key(shot: Snapshot, matches: Matches, question: _Question, numbers: Numbers) -> bytes:
-    """Return the key of a list of unspent outputs, which look the same until a rollback; nothing for other lists."""
-    if matches.live_only and b"resolve" not in question[1] and shot.owners.nothing_reassigned:
-        return repr(question).encode() + numbers.tobytes()
-    return b""
+def _size(question: _Question) -> int:
+    return len(question[0]) + len(question[1]) + _OVERHEAD
 
 
 def _request(shot: Snapshot, text: str, query: bytes) -> tuple[Parameters, Wanted]:
