@@ -43,6 +43,7 @@ def problems(config: Config) -> list[Problem]:
             what = f'{host}: expected a name such as utxod.example.org, without scheme and port, or "*"'
             found.append(Problem(("http.allowed_hosts",), what))
     found += _facades(config)
+    found += _shard(config)
     listen = parse_endpoint(config.http.listen)
     sockets = [("socket.path", config.socket.path)]
     sockets += [(name, where) for name, where in listeners(config).items() if isinstance(where, Path)]
@@ -81,6 +82,17 @@ def _facades(config: Config) -> list[Problem]:
     if upstream is not None and not upstream.startswith(("ws://", "wss://")):
         found.append(Problem(("upstream.ogmios",), "expected ws://host:port or wss://host:port"))
     return found
+
+
+def _shard(config: Config) -> list[Problem]:
+    """Return what a daemon with a part of the outputs cannot do."""
+    if config.cluster.shard is None:
+        return []
+    fault = config.cluster.shard_fault
+    found = [Problem(("cluster.shard",), fault)] if fault is not None else []
+    wallets = [name for name in ("electrum", "esplora") if getattr(config, name).enabled]
+    what = "needs all outputs, not those of a shard"
+    return found + [Problem((f"{name}.enabled", "cluster.shard"), f"{name} {what}") for name in wallets]
 
 
 def _wallets(config: Config) -> list[Problem]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from msgspec import Meta
 
 from config.kinds import Table, Text
+
+_SHARD = re.compile(r"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
+_MOST_SHARDS = 1024
 
 
 class Cluster(Table, frozen=True, kw_only=True):
@@ -20,3 +24,19 @@ class Cluster(Table, frozen=True, kw_only=True):
             examples=["nats://10.0.0.1:4222,nats://10.0.0.2:4222"],
         ),
     ] = None
+    shard: Annotated[
+        Text | None,
+        Meta(
+            description="The shard of the outputs that this daemon keeps, as NUMBER/COUNT. It is fed from the stream "
+            "of this shard. A store keeps its shard: another one needs another data_dir.",
+            examples=["3/8"],
+        ),
+    ] = None
+
+    @property
+    def shard_fault(self) -> str | None:
+        """Return what is wrong with `shard`."""
+        found = None if self.shard is None else _SHARD.fullmatch(self.shard)
+        if self.shard is None or (found and int(found[1]) <= int(found[2]) <= _MOST_SHARDS):
+            return None
+        return f'expected NUMBER/COUNT, such as "3/8": a number from 1 to COUNT, at most {_MOST_SHARDS} shards'

@@ -19,6 +19,7 @@ from storage.backup import Tar, Target, Writer, new_folder, write_backup
 from storage.blobs import Files, open_blobs
 from storage.disk import Disk, Txn
 from storage.errors import StoreError
+from storage.history.shard import chain_of
 from storage.history.store import HistoryStore
 from storage.manifest import VERSION as MANIFEST_VERSION
 from storage.manifest import Manifest, Tip
@@ -122,7 +123,7 @@ def _write(
             version=VERSION,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             format=store.format(txn),
-            chain=store.chain(txn),
+            chain=chain_of(store.chain(txn), store.shard),
             kind=store.kind,
             indexes=store.kept_indexes(txn),
             tip=None if block is None else Tip(block.height, block.slot, block.hash.hex()),

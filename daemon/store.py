@@ -32,6 +32,7 @@ from storage.errors import SnapshotExpired
 from storage.history.layout import FORMAT
 from storage.history.layout import TABLES as HISTORY_TABLES
 from storage.history.mined import MinedStore
+from storage.history.shard import chain_of
 from storage.history.store import HistoryStore
 from storage.home import refuse_copy, settle
 from storage.indexes import CARDANO_ONLY, NAMES
@@ -193,8 +194,8 @@ def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transact
 
 
 def chain_name(config: Config) -> str:
-    """Return the chain that a store belongs to."""
-    return f"{config.chain.family}/{config.chain.network}"
+    """Return the chain that a store belongs to, with its shard if it has one."""
+    return chain_of(f"{config.chain.family}/{config.chain.network}", config.cluster.shard)
 
 
 def wanted_indexes(config: Config) -> list[str]:

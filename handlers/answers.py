@@ -139,6 +139,7 @@ class ChainStatus(Struct, frozen=True, kw_only=True):
 
     family: str
     network: str
+    shard: Annotated[str | None, Meta(description="the shard of the outputs that this daemon keeps, such as 3/8")]
     network_tip_height: int | None
     lag_blocks: int | None
     persisted_height: int | None

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from hashlib import blake2b
 from typing import TypeVar
 
 import msgspec
 
-from handlers import columns, persisted
+from handlers import columns, genesis, persisted
 from handlers.batch import Batch
 from handlers.change_log import ChangeLog
 from handlers.durable import Durable
@@ -25,6 +24,7 @@ from handlers.events import (
     Rollback,
     RolledBack,
 )
+from handlers.part import check_shard
 from handlers.points import Reach
 from handlers.refusal import Refused
 from handlers.transactions import TxView
@@ -103,7 +103,7 @@ class Chain(Durable):
         """Add a block to the commit; return False when it is retained already and nothing changes.
 
         Raises:
-            Refused: `gap` or `fork`: it does not follow the tip.
+            Refused: `gap` or `fork`: it does not follow the tip; `wrong_shard`: it is the part of another shard.
         """
         if not self._follows(block):
             return False
@@ -122,6 +122,7 @@ class Chain(Durable):
         return True
 
     def _follows(self, block: BlockApplied) -> bool:
+        check_shard(block, self.store.shard)
         tip = self.tip
         if tip is None:
             return True
@@ -346,10 +347,11 @@ class Chain(Durable):
         """Store what exists before the first block; return False when it is there already.
 
         Raises:
-            Refused: the store is not empty, or an outpoint is listed twice.
+            Refused: the store is not empty or of another shard, or an outpoint is listed twice.
         """
         self.commit()
-        digest = _digest(event)
+        check_shard(event, self.store.shard)
+        digest = genesis.digest(event)
         with self.store.disk.read() as txn:
             seeded = self.store.genesis(txn)
         if seeded == digest:
@@ -357,22 +359,15 @@ class Chain(Durable):
         if seeded is not None or self.state.tip != keys.GENESIS:
             raise Refused("fork", "genesis outputs are accepted only on an empty store, and only once", tip=self.tip)
         try:
-            genesis = columns.genesis(event)
+            waiting = genesis.genesis(event)
         except ValueError as error:
             raise Refused("malformed", str(error)) from error
 
         def work(txn: Txn) -> State:
             self.store.put_genesis(txn, digest)
-            self.history.seed(txn, genesis)
+            self.history.seed(txn, waiting)
             self.history.save(txn)
             return msgspec.structs.replace(self.history.state)
 
         self._settle(self._write(work))
         return True
-
-
-def _digest(event: GenesisOutputs) -> bytes:
-    """Return the digest of the genesis outputs; fields with default values count too."""
-    asdict = msgspec.structs.asdict
-    whole = [{**asdict(genesis), "output": asdict(genesis.output)} for genesis in event.outputs]
-    return blake2b(msgspec.msgpack.encode(whole), digest_size=32).digest()

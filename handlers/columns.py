@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 
 from handlers import large_submission, wire
-from handlers.events import BlockApplied, Count, GenesisOutputs, Hash32, Inbound, OutPoint, Output, Tx
-from storage.history.batch import Columns, Waiting
+from handlers.events import U32, BlockApplied, Count, Hash32, Inbound, OutPoint, Output, Tx
+from handlers.part import read_part
+from storage.history.batch import Columns, Part, Waiting
 from storage.history.datums import datum_hash
 from storage.history.layout import NO_COUNT, NO_FEE, Bytes, Extra, Flags, Numbers, Words, words
 from storage.rows import TxFlag
@@ -37,6 +38,8 @@ class RawTx(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     lock_time: int | None = None
     previous: list[tuple[Count, bytes] | None] | None = None
     datums: list[bytes] = []
+    place: U32 | None = None
+    input_places: list[U32] | None = None
 
 
 class RawBlock(BlockApplied, frozen=True, tag="BlockApplied", dict=True):
@@ -93,10 +96,11 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
         return None
     txids = words(b"".join(map(attrgetter("txid"), txs)))
     flags = np.fromiter(map(attrgetter("coinbase"), txs), np.uint8, len(txs)) * np.uint8(TxFlag.COINBASE)
-    fees, sizes = _amounts([tx.fee for tx in txs], NO_FEE), _amounts([tx.size for tx in txs], NO_COUNT)
+    fees, sizes = amounts([tx.fee for tx in txs], NO_FEE), amounts([tx.size for tx in txs], NO_COUNT)
     subtrees, datums = np.full(len(txs), NO_COUNT), list(_witnessed(txs).values())
+    part = read_part(block.shard, txs, inputs[0])
     block.__dict__["columns"] = Columns(
-        txids, flags, fees, sizes, subtrees, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {}, datums
+        txids, flags, fees, sizes, subtrees, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {}, datums, part
     )
     block.__dict__.update(message=frame, encoding="frames")
     return block
@@ -139,11 +143,13 @@ def columns(block: BlockApplied) -> Columns:
     txs = block.txs
     spends = [tx.inputs if tx.valid else tx.collateral for tx in txs]
     others = (
-        _amounts([tx.fee for tx in txs], NO_FEE),
-        _amounts([tx.size for tx in txs], NO_COUNT),
-        _amounts([tx.subtree_index for tx in txs], NO_COUNT),
+        amounts([tx.fee for tx in txs], NO_FEE),
+        amounts([tx.size for tx in txs], NO_COUNT),
+        amounts([tx.subtree_index for tx in txs], NO_COUNT),
     )
-    return _columns([tx.txid for tx in txs], _flags(txs), others, spends, list(map(_made, txs)), _witnessed(txs))
+    part = read_part(block.shard, txs, np.array(list(map(len, spends)), np.int64))
+    txids = [tx.txid for tx in txs]
+    return joined_columns(txids, _flags(txs), others, spends, list(map(_made, txs)), _witnessed(txs), part)
 
 
 def waiting(block: BlockApplied) -> Waiting:
@@ -165,55 +171,21 @@ def waiting(block: BlockApplied) -> Waiting:
     )
 
 
-def genesis(event: GenesisOutputs) -> Waiting:
-    """Return what exists before the first block as a block of its own.
-
-    Raises:
-        ValueError: an outpoint is listed twice, or an index is too large; it names the place.
-    """
-    return Waiting(0, 0, bytes(32), None, None, None, None, None, None, genesis_columns(event))
-
-
-def genesis_columns(event: GenesisOutputs) -> Columns:
-    """Return what exists before the first block as columns: outputs that are not listed are not spendable.
-
-    Raises:
-        ValueError: an outpoint is listed twice, or an index is too large; it names the place.
-    """
-    txs = dict[bytes, dict[int, Output]]()
-    for n, each in enumerate(event.outputs):
-        name = f"$.outputs[{n}]: {each.txid.hex()}#{each.index}"
-        if each.index in txs.setdefault(each.txid, {}):
-            raise ValueError(f"{name} is listed twice")
-        if each.index > _MOST_GENESIS:
-            raise ValueError(f"{name}: the index is larger than {_MOST_GENESIS}")
-        txs[each.txid][each.index] = each.output
-    if (numbers := sum(max(outputs) + 1 for outputs in txs.values())) > _MOST_NUMBERS:
-        raise ValueError(f"$.outputs: the indexes reach over {numbers:,} outputs, more than {_MOST_NUMBERS:,}")
-    kept = {txid: outputs for txid, outputs in txs.items() if any(each.spendable for each in outputs.values())}
-    nothing = Output(b"", 0, spendable=False)
-    makes = [[outputs.get(index, nothing) for index in range(max(outputs) + 1)] for outputs in kept.values()]
-    flags, nothing_more = np.zeros(len(kept), np.uint8), [None] * len(kept)
-    fees, counts = _amounts(nothing_more, NO_FEE), _amounts(nothing_more, NO_COUNT)
-    made: list[_Made] = [(each, None) for each in makes]
-    return _columns(list(kept), flags, (fees, counts, counts), [[] for _ in kept], made, {})
-
-
-_MOST_GENESIS = 1 << 20  # index
-_MOST_NUMBERS = 1 << 22  # of one message, with those between the indexes that are listed
 _MOST_INDEX = np.uint64(0xFFFF_FFFF)
 _MOST_AMOUNT = {NO_FEE: (1 << 63) - 1, NO_COUNT: (1 << 31) - 1}
-_Made = tuple[list[Output], int | None]  # outputs, and which of them is a collateral return
+Made = tuple[list[Output], int | None]  # outputs, and which of them is a collateral return
 
 
-def _columns(
+def joined_columns(
     txids: list[bytes],
     flags: Bytes,
     others: tuple[Numbers, Numbers, Numbers],
     spends: list[list[OutPoint]],
-    makes: list[_Made],
+    makes: list[Made],
     witnessed: dict[bytes, bytes],
+    part: Part | None,
 ) -> Columns:
+    """Return the columns of transactions; `others` are fees, sizes and subtrees."""
     outputs = list(chain.from_iterable([made for made, _ in makes]))
     inputs: list[OutPoint] = list(chain.from_iterable(spends))
     counts = np.array([len(made) for made, _ in makes], np.int64)
@@ -235,10 +207,11 @@ def _columns(
         spendable=np.array([output.spendable for output in outputs], np.bool_),
         extra=_extra(outputs, returns, witnessed),
         datums=[datum for digest, datum in witnessed.items() if digest not in named],
+        part=part,
     )
 
 
-def _amounts(values: Sequence[int | None], none: int) -> Numbers:
+def amounts(values: Sequence[int | None], none: int) -> Numbers:
     """Return numbers with `none` in place of missing ones, and of those that are too large for a record."""
     most = _MOST_AMOUNT[none]
     return np.array([none if value is None or not -most <= value <= most else value for value in values], np.int64)
@@ -254,7 +227,7 @@ def _flags(txs: list[Tx]) -> Bytes:
     return np.frombuffer(bytes(found), np.uint8)
 
 
-def _made(tx: Tx) -> _Made:
+def _made(tx: Tx) -> Made:
     """Return the outputs that a transaction counts: of one that failed none but the collateral return can be."""
     if tx.valid:
         return tx.outputs, None

@@ -28,6 +28,10 @@ CODES = {
     "unknown_point": (
         "The block is not in the chain. `detail.tip`; for a `Rollback` with a slot or height also `detail.nearest`."
     ),
+    "wrong_shard": (
+        "The block is not the part of this daemon's `cluster.shard`, or it is a part and the daemon has no shard. The "
+        "same for `GenesisOutputs`."
+    ),
     "beyond_rollback_floor": "The rollback would go below the rollback floor. `detail.floor`",
     "feeder_busy": "Another connection is feeding the chain.",
     "not_permitted": "The message is accepted only from operators, or only from the feeder and operators.",

@@ -25,7 +25,7 @@ class Spenders:
     """Who spent outputs in the window, looked up block by block."""
 
     def __init__(self, shot: Snapshot) -> None:
-        self._shot = shot
+        self._shot, self._shard = shot, shot.store.shard
         self._blocks: dict[int, dict[int, SpentBy]] = {}
 
     def of(self, row: Row) -> SpentBy | None:
@@ -54,6 +54,8 @@ class Spenders:
         for each in spends:
             of_tx.setdefault(each.spender, []).append(each.number)
         found = dict[int, SpentBy]()
+        if self._shard:  # which does not have all inputs of a transaction: their order is the sender's
+            return {each.number: SpentBy(by[each.spender].txid.hex(), ordinal, each.input) for each in spends}
         for spender, spent in of_tx.items():
             for place, number in enumerate(sorted(spent, key=lambda n: (homes[n].txid, homes[n].output))):
                 found[number] = SpentBy(by[spender].txid.hex(), ordinal, place)
@@ -72,8 +74,11 @@ class Places:
     def of(self, shot: Snapshot, ordinal: int, first: int) -> int:
         """Return it: exactly for as long as all transactions of the block are kept.
 
-        After that it is the number within the block, which puts transactions in the same order.
+        After that it is the number within the block, which puts transactions in the same order. The store of a shard
+        has it for every transaction.
         """
+        if shot.store.shard is not None:
+            return shot.stored.tx_of(first).place or 0
         known = self._known.get(ordinal)
         if known is None:
             known = self._read(shot, ordinal)

@@ -39,6 +39,7 @@ from handlers.large_submission import Outline
 from handlers.new_records import large
 from handlers.orders import Order
 from handlers.pace import Pace
+from handlers.part import refuse_in_shard
 from handlers.points import View
 from handlers.prune_request import Node, World
 from handlers.refusal import Refused, no_room
@@ -180,7 +181,7 @@ class Turns:
 
     def _find_large(self, delivery: Delivery) -> Large | None:
         """Return a submission that is large by the number of its outputs: it is decoded and committed separately."""
-        if self.chain.tx_blocks is None:
+        if self.chain.tx_blocks is None or self.chain.store.shard is not None:
             return None
         found = large_submission.find(delivery.raw, delivery.encoding)
         if found is None or found.outputs <= self.chain.tx_blocks.transactions.rules.batch_size:
@@ -196,6 +197,7 @@ class Turns:
                 "unavailable", f"{name}: the transaction store is not enabled in this daemon (transactions.enabled)"
             )
         if isinstance(event, TxSubmitted):
+            refuse_in_shard(self.chain.store.shard)
             large_submission.check_count(len(event.tx.inputs), "$.tx.inputs")
             if large(tx_blocks.transactions.rules, event.tx):
                 return [self._admit_large(delivery, event, event.tx.txid)]

@@ -11,8 +11,9 @@ from chains import random_chain, refused
 from msgspec.structs import fields
 
 from handlers import wire
-from handlers.columns import RawBlock, columns, decode, genesis_columns, read
+from handlers.columns import RawBlock, columns, decode, read
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, Output, Tx
+from handlers.genesis import genesis_columns
 from handlers.refusal import Refused
 from storage.history.batch import Columns
 

@@ -316,6 +316,16 @@ def test_strategy_and_an_index_that_it_sets_conflict(write: Write) -> None:
     ]
 
 
+def test_a_shard_is_a_number_of_a_count(write: Write) -> None:
+    assert load(write('[cluster]\nshard = "8/8"'), {}).cluster.shard == "8/8"
+    for text in ("9/8", "0/8", "3", "03/8", "1/1025"):
+        (wrong,) = errors(write(f'[cluster]\nshard = "{text}"'))
+        assert wrong.startswith("utxod.toml: [cluster] shard: ") and 'such as "3/8"' in wrong
+    wallets = '[chain]\nfamily = "bitcoin"\n[utxo.index]\nhistory = true\n[electrum]\nenabled = true\n'
+    (wrong,) = errors(write(f'{wallets}[cluster]\nshard = "1/2"'))
+    assert "electrum needs all outputs" in wrong
+
+
 def test_secrets_are_never_shown(write: Write) -> None:
     environ = {"UTXOD_HTTP__TOKEN": "hush", "UTXOD_RECOVERY__DSN": "postgresql://u:hush@h/d"}
     config = load(None, environ)
@@ -408,7 +418,8 @@ def test_shipped_file_has_every_setting_commented_out(write: Write) -> None:
         *("socket.path", "http.token", "pruner.unmined_retention"),
         *(*UNSET, "blockfrost.genesis", "electrum.certificate", "electrum.private_key"),
         *("upstream.ogmios", "upstream.protocol_parameters", "upstream.bitcoin", "upstream.bitcoin_cookie"),
-        *("recovery.dsn", "recovery.instance_id", "recovery.node_url", "recovery.node_cookie", "cluster.stream"),
+        *("recovery.dsn", "recovery.instance_id", "recovery.node_url", "recovery.node_cookie"),
+        *("cluster.stream", "cluster.shard"),
     }
     replaced = as_dicts(config)
     for name, text in examples.items():

@@ -28,6 +28,7 @@ from handlers.script_history import history_status
 from storage.blobs import Files, open_blobs
 from storage.change_log import LogStore
 from storage.errors import BlobFailed
+from storage.history.shard import chain_of
 from storage.pool import Pool
 
 _PATIENCE_S = 2.0
@@ -132,7 +133,7 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
         waiting, conflicting = records.unmined_counts(shot.txn, _MOST_READ) or (None, None)
         floor = shot.point(reach.floor(state))
         return StoreReport(
-            chain=store.chain(shot.txn),
+            chain=chain_of(store.chain(shot.txn), store.shard),
             tip=None if tip is None else to_tip(tip),
             blocks_applied=state.tip,
             unspent=state.unspent,

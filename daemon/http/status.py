@@ -49,6 +49,7 @@ class StatusRoute:
             chain=ChainStatus(
                 family=family,
                 network=network,
+                shard=store.shard,
                 network_tip_height=self.daemon_link.network_height,
                 lag_blocks=self.lag(shot),
                 persisted_height=state.persisted,

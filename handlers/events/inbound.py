@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from handlers.events.outbound import Event
 from handlers.events.parts import (
+    U32,
     Count,
     GenesisOutput,
     Hash32,
@@ -86,6 +87,13 @@ class BlockApplied(Message, frozen=True, kw_only=True):
     header: Annotated[Header | None, about("Header of a Bitcoin block.")] = None
     issuer: Annotated[Issuer | None, about("Issuer of a Cardano block.")] = None
     txs: Annotated[list[Tx], about("All transactions of the block, in their order.")] = []
+    shard: Annotated[
+        str | None,
+        about(
+            "The shard for which this part of a block was made, such as `3/8`. Its `txs` have the outputs of "
+            "the shard, the inputs that spend them, and `place`. It must be the `cluster.shard` of the daemon."
+        ),
+    ] = None
 
     @property
     def point(self) -> Point:
@@ -113,6 +121,11 @@ class GenesisOutputs(Message, frozen=True, kw_only=True):
     """Create the outputs that exist before the first block. Only an empty store accepts it. It is never rolled back."""
 
     outputs: Annotated[list[GenesisOutput], about("The outputs.")]
+    shard: Annotated[str | None, about("The shard whose part of the outputs this is.")] = None
+    places: Annotated[
+        list[U32] | None,
+        about("One entry for each output, if `shard` is given: the position of its transaction among all of them."),
+    ] = None
 
 
 class NodeState(Message, frozen=True, kw_only=True):

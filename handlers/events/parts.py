@@ -95,6 +95,16 @@ class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_default
             "Original bytes of the datums among its witnesses. A datum is found by the BLAKE2b-256 hash of these bytes."
         ),
     ] = []
+    place: Annotated[
+        U32 | None, about("Position in the whole block, if `shard` of the block says that the message is a part of it.")
+    ] = None
+    input_places: Annotated[
+        list[U32] | None,
+        about(
+            "Ascending positions of `inputs` (`collateral` if `valid` is false) among those of the whole transaction, "
+            "if only the part of a shard was sent."
+        ),
+    ] = None
 
 
 class NetworkTip(Struct, frozen=True, omit_defaults=True):

@@ -14,10 +14,19 @@ import msgspec
 import numpy as np
 
 from storage.history.arrays import first_places, same_rows, stable_order
-from storage.history.layout import REPLACED, Block, Bytes, Flags, Numbers, Words
+from storage.history.layout import REPLACED, Block, Bytes, Flags, Numbers, Records, Words, pack_counts
+from storage.history.shard import own_txs
 
 OutPoint = tuple[bytes, int]
 _NONE = np.empty(0, np.int64)
+
+
+class Part(NamedTuple):
+    """The positions that the part of a shard states: of transactions in the block, and of inputs in transactions."""
+
+    shard: str
+    places: Numbers
+    inputs: Numbers = _NONE
 
 
 class Columns(msgspec.Struct):
@@ -40,6 +49,7 @@ class Columns(msgspec.Struct):
     spendable: Flags
     extra: dict[int, bytes]  # what else an output has, by its place in the block
     datums: list[bytes] = []  # among the witnesses, of hashes that no output of the block has
+    part: Part | None = None  # in the store of a shard
 
 
 class Waiting(msgspec.Struct):
@@ -62,7 +72,7 @@ class Waiting(msgspec.Struct):
 class Done(NamedTuple):
     """What a commit did to one block."""
 
-    txs: int
+    txs: int  # in a shard, those whose outputs it keeps
     created: int
     spent: int
     missing: list[OutPoint]
@@ -137,11 +147,27 @@ class Batch:
         self.spender = np.repeat(np.arange(len(inputs_of)), inputs_of)
         self.input = np.arange(len(self.spender)) - np.repeat(np.cumsum(inputs_of) - inputs_of, inputs_of)
         self.input_ends = np.cumsum([len(each.previous) for each in cols])
+        self.places: Numbers | None = None
+        parts = [each.part for each in cols if each.part is not None]
+        if parts:
+            self.places = np.concatenate([part.places for part in parts])
+            self.input = np.concatenate([part.inputs for part in parts])
 
     def block_firsts(self) -> Numbers:
         """Return the number at which each block begins, and the one at which the next block will."""
         bounds = np.append(self.first, self.next_number)
         return bounds[np.concatenate(([0], self.tx_ends))]
+
+    def tx_records(self, record: np.dtype[np.void], block: int) -> Records:
+        """Return the records of the transactions; `block` is the ordinal of the first block."""
+        records = np.zeros(len(self.txids), record)
+        records["number"], records["id"] = self.first, self.txids
+        records["counts"] = pack_counts(self.outputs_of, self.flags)
+        records["fee"], records["size"], records["subtree"] = self.fees, self.sizes, self.subtrees
+        records["block"] = block + np.repeat(np.arange(len(self.blocks)), self.txs_of)
+        if self.places is not None:
+            records["place"] = self.places
+        return records
 
     # --- what an input spends ------------------------------------------------------------------------------------
 
@@ -227,6 +253,11 @@ class Batch:
         """Return in which block of the batch transactions are."""
         return np.searchsorted(self.tx_ends, txs, "right")
 
+    def _counted(self) -> list[int]:
+        """Return how many transactions each block has; in a shard, those whose outputs it keeps."""
+        parts = [(each.columns.txids, each.columns.part) for each in self.blocks]
+        return [int(own_txs(txids, None if part is None else part.shard).sum()) for txids, part in parts]
+
     def done(self, spends: Spends) -> list[Done]:
         """Return what was done to each block."""
         spent = np.bincount(self.block_of(spends.spender), minlength=len(self.blocks))
@@ -239,5 +270,5 @@ class Batch:
         reused: list[list[bytes]] = [[] for _ in self.blocks]
         for tx, block in zip(spends.repeated.tolist(), self.block_of(spends.repeated).tolist(), strict=True):
             reused[block].append(self.txids[tx].tobytes())
-        rows = zip(self.txs_of.tolist(), created.tolist(), spent.tolist(), missing, reused, strict=True)
+        rows = zip(self._counted(), created.tolist(), spent.tolist(), missing, reused, strict=True)
         return [Done(*row) for row in rows]

@@ -147,7 +147,7 @@ def check_tx_order(view: View) -> Iterator[str]:
                 yield f"the transaction at number {expected[at]} has no record, but its block can still be rolled back"
             window_end = int(ends[recent[-1]])
             places = blocks[recent] - state.floor - 1
-            counts += np.bincount(places, minlength=len(counts))[: len(counts)]
+            counts += np.bincount(places[view.counted(records[recent])], minlength=len(counts))[: len(counts)]
             failed[places[flags[recent] & TxFlag.INVALID != 0]] = True
         view.tx_starts.add(number[inside])
         end = int(ends[-1])

@@ -24,7 +24,6 @@ from storage.history.layout import (
     OUTPUT,
     OUTPUT_RECORD,
     TX,
-    TX_RECORD,
     UNDO,
     Block,
     Flags,
@@ -33,6 +32,7 @@ from storage.history.layout import (
     outputs_in,
     stored_state,
 )
+from storage.history.shard import tx_record
 from storage.history.stored import read_block, read_undo
 from storage.history.values import KEY, unpacked
 from storage.rows import check_row
@@ -188,12 +188,12 @@ class _Reading:
 
     def _txs(self, txn: Txn, numbers: Numbers) -> Records:
         """Return the transactions of outputs, and those between them."""
-        cursor, parts = txn.cursor(self._tables[TX]), list[bytes]()
+        cursor, parts, record = txn.cursor(self._tables[TX]), list[bytes](), tx_record(txn, self._tables[META])
         there = bool(len(numbers)) and _seek(cursor, int(numbers[0]))
         while there and (first := KEY.unpack(cursor.key())[0]) <= int(numbers[-1]):
-            parts.append(unpacked(TX_RECORD, cursor.value(), first)[0].tobytes())
+            parts.append(unpacked(record, cursor.value(), first)[0].tobytes())
             there = cursor.next()
-        return np.frombuffer(b"".join(parts), TX_RECORD)
+        return np.frombuffer(b"".join(parts), record)
 
 
 def _seek(cursor: Cursor[bytes], number: int) -> bool:

@@ -25,6 +25,7 @@ from storage.history.layout import (
     LIVE,
     OUTPUT,
     OUTPUT_RECORD,
+    SHARD_TX_RECORD,
     SPEND,
     STATE,
     TX,
@@ -38,7 +39,6 @@ from storage.history.layout import (
     Words,
     delete_from,
     outputs_in,
-    pack_counts,
     seal,
     stored_state,
     words,
@@ -64,9 +64,11 @@ _COLLECTED, _THINNED, _COUNTED = 40, 40, 4  # values for each block
 class History:
     """The history on one LMDB environment with these indexes; with `mmr`, outputs have leaves in a mountain range."""
 
-    def __init__(self, tables: dict[str, Db], indexes: Sequence[str], mmr: MountainRanges | None = None) -> None:
+    def __init__(
+        self, tables: dict[str, Db], indexes: Sequence[str], mmr: MountainRanges | None = None, *, sharded: bool = False
+    ) -> None:
         self._tables, self._meta, self._block, self._undo = tables, tables[META], tables[BLOCK], tables[UNDO]
-        self.tx = Values(tables[TX], TX_RECORD, heap=False)
+        self.tx = Values(tables[TX], SHARD_TX_RECORD if sharded else TX_RECORD, heap=False)
         self.output = Values(tables[OUTPUT], OUTPUT_RECORD, heap=True)
         self.live = TableBits(tables[LIVE])
         self.recent = Recent()
@@ -167,7 +169,7 @@ class History:
             self._write_touches(txn, made, NOTHING_SPENT)
         if self.mmr:
             self.mmr.append(txn, made)
-        self._write_blocks(txn, made, [Done(len(made.txids), int(made.spendable.sum()), 0, [])])
+        self._write_blocks(txn, made, [Done(made.done(NOTHING_SPENT)[0].txs, int(made.spendable.sum()), 0, [])])
         self.state.tip, self.state.next_number = 0, made.next_number
         self.state.unspent = int(made.spendable.sum())
 
@@ -212,11 +214,7 @@ class History:
         return first, count
 
     def _write_txs(self, txn: Txn, made: Batch, own: Words, live: Flags | None) -> None:
-        records = np.zeros(len(made.txids), TX_RECORD)
-        records["number"], records["id"] = made.first, made.txids
-        records["counts"] = pack_counts(made.outputs_of, made.flags)
-        records["fee"], records["size"], records["subtree"] = made.fees, made.sizes, made.subtrees
-        records["block"] = self.state.tip + 1 + np.repeat(np.arange(len(made.blocks)), made.txs_of)
+        records = made.tx_records(self.tx.record, self.state.tip + 1)
         if live is not None:
             sums = np.concatenate(([0], np.cumsum(live)))
             some = sums[made.starts + made.outputs_of] > sums[made.starts]
@@ -278,7 +276,7 @@ class History:
     def _write_blocks(self, txn: Txn, made: Batch, done: list[Done]) -> None:
         firsts, rows, last = made.block_firsts().tolist(), [], made.tx_ends.tolist()
         for n, (waiting, each) in enumerate(zip(made.blocks, done, strict=True)):
-            failed = bool((made.flags[last[n] - each.txs : last[n]] & TxFlag.INVALID).any())
+            failed = bool((made.flags[last[n] - len(waiting.columns.txids) : last[n]] & TxFlag.INVALID).any())
             block = row_of(waiting, each, firsts[n], firsts[n + 1], failed=failed, lowest=self.state.tip + n == 0)
             rows.append((U32.pack(self.state.tip + 1 + n), seal_row(block)))
         if txn.cursor(self._block).putmulti(rows, append=True)[1] != len(rows):

@@ -23,6 +23,7 @@ from storage.history.layout import (
     OUTPUT,
     OUTPUT_RECORD,
     RUN,
+    SHARD_TX_RECORD,
     SPEND,
     STATE,
     TX,
@@ -132,14 +133,16 @@ def _block(key: bytes, raw: bytes) -> None:
         raise Damaged(f"{what} has a negative count, {least}")
 
 
-def _records(record: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes], None]:
-    what = "transactions" if record is TX_RECORD else "outputs"
+def _records(plain: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes], None]:
+    sharded = plain is TX_RECORD  # whether records with positions may be there; `check_tx_order` reads them
+    what = "transactions" if plain is TX_RECORD else "outputs"
 
     def check_value(key: bytes, value: bytes) -> None:
         first = _NUMBER.unpack(key)[0]
         name = f"the value of {what} from number {first}"
         check(value, name)
         count, space = count_of(value), len(value) - HEAD_BYTES
+        record = SHARD_TX_RECORD if sharded and space == count * SHARD_TX_RECORD.itemsize else plain
         if count == 0 or count * record.itemsize > space:
             raise Damaged(f"{name} has {len(value)} bytes, which is not the length of {count} records")
         records = np.frombuffer(value, record, count, HEAD_BYTES)

@@ -47,6 +47,7 @@ TX_RECORD = np.dtype(
         ("subtree", "<i4"),
     ]
 )
+SHARD_TX_RECORD = np.dtype([*TX_RECORD.descr, ("place", "<u4")])  # with the position in the whole block
 OUTPUT_RECORD = np.dtype([("number", "<i8"), ("value", "<u8"), ("address", "<u4"), ("length", "<u4")])
 SPEND = np.dtype([("number", "<i8"), ("spender", "<u4"), ("input", "<u4")])
 ENTRY = np.dtype([("prefix", "<u8"), ("number", "<i8")])
@@ -85,7 +86,7 @@ class Block(Struct, array_like=True, frozen=True):
     epoch: int | None
     first: int  # number of its first output
     numbers: int  # how many numbers it has
-    txs: int
+    txs: int  # in the store of a shard, those whose outputs it keeps
     created: int
     spent: int
     failed: bool = False  # whether one of its transactions failed phase 2
@@ -148,6 +149,7 @@ class TxFound(NamedTuple):
     fee: int | None
     size: int | None
     subtree: int | None
+    place: int | None = None  # in the whole block, in the store of a shard
 
     @property
     def failed(self) -> bool:
@@ -208,6 +210,7 @@ def to_tx(record: Records) -> TxFound:
         None if fee == NO_FEE else fee,
         None if size < 0 else size,
         None if subtree < 0 else subtree,
+        int(record["place"]) if "place" in (record.dtype.names or ()) else None,
     )
 
 

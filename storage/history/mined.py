@@ -21,7 +21,6 @@ from storage.history.layout import (
     OUTPUT_RECORD,
     REPLACED,
     SPEND,
-    TX_RECORD,
     UNDO,
     Block,
     Flags,
@@ -243,7 +242,7 @@ class MinedStore:
         reads = self._at(txn)
         blocks = [reads.stored.block(ordinal) for ordinal in range(target + 1, tip + 1)]
         first, end = blocks[0].first, reads.stored.state.next_number
-        txs = joined((part for part, _ in reads.stored.txs.span(first, end)), TX_RECORD)
+        txs = joined((part for part, _ in reads.stored.txs.span(first, end)), reads.stored.txs.record)
         logs = [reads.undo(ordinal) for ordinal in range(target + 1, tip + 1)]
         spends = np.zeros(sum(map(len, logs)), _SPENT)
         starts = np.repeat([block.first for block in blocks], list(map(len, logs)))

@@ -28,10 +28,11 @@ from storage.history.layout import (
 from storage.history.mmr import TABLES as MMR_TABLES
 from storage.history.mmr import Leaves, MountainRanges, StoredMmr
 from storage.history.output_keys import RULES
+from storage.history.shard import CHAIN, chain_of, read_chain
 from storage.history.stored import Stored, read_block
 from storage.rows import seal_row
 
-_CHAIN, _GENESIS = b"chain", b"genesis"
+_GENESIS = b"genesis"
 _KIND, _MMR = b"store", b"mmr"  # a store of the kind "classic" has no such row
 
 
@@ -46,7 +47,8 @@ class HistoryStore:
         self.disk, self.leaves = disk, leaves
         self.meta, self.block = disk.tables[META], disk.tables[BLOCK]
         self.mmr = self._mmr() if self._written_kind() == _MMR else None
-        self.history = History(disk.tables, ())
+        self.shard = self._written_shard()
+        self.history = self.history_of(())
 
     def _mmr(self) -> StoredMmr:
         self.disk.open_tables(MMR_TABLES)
@@ -56,10 +58,15 @@ class HistoryStore:
         with self.disk.read() as txn:
             return meta_row(txn, self.meta, _KIND) or b""
 
+    def _written_shard(self) -> str | None:
+        with self.disk.read() as txn:
+            return read_chain(txn, self.meta)[1]
+
     def history_of(self, indexes: Sequence[str]) -> History:
         """Return what writes the tables with these indexes, in their own order; it is not loaded yet."""
         ranges = MountainRanges(self.disk.tables, self.leaves) if self.mmr else None
-        return History(self.disk.tables, [name for name in (*RULES, touches.KIND) if name in indexes], ranges)
+        kinds = [name for name in (*RULES, touches.KIND) if name in indexes]
+        return History(self.disk.tables, kinds, ranges, sharded=self.shard is not None)
 
     # --- opening -------------------------------------------------------------------------------------------------
 
@@ -71,16 +78,17 @@ class HistoryStore:
     def open(self, chain: str, wanted: Sequence[str], kind: str) -> None:
         """Check that this store has this chain and kind, or create it; a writer loads `history` then.
 
-        `chain` names family and network; `wanted` are the indexes to keep; `kind` is "classic" or "mmr".
+        `chain` is the name that `chain_of` returns; `wanted` are the indexes to keep; `kind` is "classic" or "mmr".
 
         Raises:
-            WrongFormat: it keeps another chain, is of another kind, or a wanted index is not complete.
+            WrongFormat: it keeps another chain or shard, is of another kind, or a wanted index is not complete.
         """
         with self.disk.read() as txn:
             new = txn.get(FORMAT_KEY, db=self.meta) is None
         if new:
             self.mmr = self._mmr() if kind == "mmr" else None
             self.disk.write(lambda txn: self._create(txn, chain, wanted))
+            self.shard = self._written_shard()
         self.check_chain(chain)
         if kind != self.kind:
             raise WrongFormat(
@@ -107,14 +115,14 @@ class HistoryStore:
             self.history = self.history_of(wanted)
 
     def check_chain(self, chain: str) -> None:
-        """Refuse a store of another chain, and one that was never run.
+        """Refuse a store of another chain or shard, and one that was never run.
 
         Raises:
             WrongFormat: it is.
         """
         with self.disk.read() as txn:
             written = txn.get(FORMAT_KEY, db=self.meta)
-            kept = self.chain(txn)
+            kept = chain_of(*read_chain(txn, self.meta))
         if written is None:
             raise WrongFormat(f"{self.disk.folder}: this store has no format; no daemon ever opened it")
         if chain != kept:
@@ -122,7 +130,7 @@ class HistoryStore:
 
     def _create(self, txn: Txn, chain: str, wanted: Sequence[str]) -> None:
         txn.put(FORMAT_KEY, FORMAT.to_bytes(4, "big"), db=self.meta)
-        put_meta_row(txn, self.meta, _CHAIN, chain.encode())
+        put_meta_row(txn, self.meta, CHAIN, chain.encode())
         if self.mmr:
             put_meta_row(txn, self.meta, _KIND, _MMR)
         self._begin_indexes(txn, wanted)
@@ -181,7 +189,7 @@ class HistoryStore:
 
     def chain(self, txn: Txn) -> str:
         """Return the family and network that this store keeps."""
-        return (meta_row(txn, self.meta, _CHAIN) or b"").decode(errors="replace")
+        return read_chain(txn, self.meta)[0]
 
     def format(self, txn: Txn) -> int:
         """Return the format that this store is written in."""

@@ -40,11 +40,13 @@ from storage.history.layout import (
     to_tx,
 )
 from storage.history.prefixes import prefix_of, prefixes
+from storage.history.shard import tx_record
 from storage.history.stored_index import StoredIndex
 from storage.history.stored_values import StoredValues
 from storage.rows import open_row
 
 _TX, _OUTPUT = Packed("<q32sqII"), Packed("<qQII")  # records, the first one without its end
+_PLACE, _PLACE_AT = Packed("<I"), TX_RECORD.itemsize  # which a record of a shard has behind the others
 _U32 = Packed(">I")
 _UNDO_KEY = Packed(">II")
 
@@ -63,6 +65,7 @@ class Home(Struct, frozen=True, gc=False):
     txid: bytes
     output: int
     block: int
+    place: int | None = None  # of the transaction in the whole block, in the store of a shard
 
 
 class Stored:
@@ -70,15 +73,16 @@ class Stored:
 
     def __init__(self, txn: Txn, tables: dict[str, Db], kept: Kept | None = None) -> None:
         self.txn, self._tables, self._kept = txn, tables, kept
+        record = tx_record(txn, tables[META])
         if kept is None:
             self.state: State = stored_state(txn, tables[META])
             self.live = StoredBits(txn, tables[LIVE])
-            self.txs = StoredValues(txn, tables[TX], TX_RECORD)
+            self.txs = StoredValues(txn, tables[TX], record)
             self.outputs = StoredValues(txn, tables[OUTPUT], OUTPUT_RECORD)
         else:
             self.state = kept.state
             self.live = StoredBits(txn, tables[LIVE], kept.bits)
-            self.txs = StoredValues(txn, tables[TX], TX_RECORD, kept.txs, kept.checked)
+            self.txs = StoredValues(txn, tables[TX], record, kept.txs, kept.checked)
             self.outputs = StoredValues(txn, tables[OUTPUT], OUTPUT_RECORD, kept.outputs, kept.checked)
         self._indexes: dict[str, StoredIndex] = {}
         self._reachable: int | None = None
@@ -203,12 +207,13 @@ class Stored:
         Raises:
             Damaged: the transaction of one is missing.
         """
-        found, size = dict[int, Home](), TX_RECORD.itemsize
+        found, size = dict[int, Home](), self.txs.record.itemsize
         wanted = numbers if isinstance(numbers, list) else numbers.tolist()
         for number, value, place in self.txs.located(wanted):
-            first, txid, _, counts, block = _TX.unpack_from(value.raw, HEAD_BYTES + place * size)
+            first, txid, _, counts, block = _TX.unpack_from(value.raw, at := HEAD_BYTES + place * size)
             if number - first < (counts >> 3 or 1):
-                found[number] = Home(txid, number - first, block)
+                in_block = _PLACE.unpack_from(value.raw, at + _PLACE_AT)[0] if size > _PLACE_AT else None
+                found[number] = Home(txid, number - first, block, in_block)
         if len(found) < len(wanted) and (lost := [number for number in wanted if number not in found]):
             raise Damaged(f"the transaction of output {lost[0]} is missing")
         return found
@@ -223,7 +228,7 @@ class Stored:
         ids, indexes = np.zeros((len(wanted), 4), np.uint64), np.full(len(wanted), -1, np.int64)
         found = list(self.txs.many(wanted, before=True))
         which = np.concatenate([np.empty(0, np.int64), *(each for each, _, _ in found)])
-        records = joined((each for _, each, _ in found), TX_RECORD)
+        records = joined((each for _, each, _ in found), self.txs.record)
         at = wanted[which] - records["number"]
         inside = at < np.maximum(outputs_in(records["counts"]), 1)
         ids[which[inside]], indexes[which[inside]] = records["id"].compress(inside, axis=0), at[inside]

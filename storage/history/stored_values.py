@@ -25,7 +25,7 @@ class StoredValues:
         held: HeldValues | None = None,
         checked: Checked | None = None,
     ) -> None:
-        self._cursor, self._record = txn.cursor(table), record
+        self._cursor, self.record = txn.cursor(table), record
         self._commit, self._checked = txn.id(), checked
         self._held = HeldValues(self._KEPT, self._commit) if held is None else held
         self._has_heap = "length" in (record.names or ())  # whether a record has bytes next to it
@@ -56,8 +56,8 @@ class StoredValues:
         if not there:
             return None
         first = KEY.unpack(cursor.key())[0]
-        raw = intact(self._record, cursor.value(), first, self._checked)
-        self._held.keep(value := Value(raw, first, self._record))
+        raw = intact(self.record, cursor.value(), first, self._checked)
+        self._held.keep(value := Value(raw, first, self.record))
         return value
 
     def get(self, number: int) -> tuple[Records, bytes] | None:
@@ -105,7 +105,7 @@ class StoredValues:
         if not (there and KEY.unpack(cursor.key())[0] == low):
             there = (cursor.prev() if there else cursor.last()) or cursor.set_range(KEY.pack(low))
         while there and (first := KEY.unpack(cursor.key())[0]) < high:
-            records, heap = unpacked(self._record, cursor.value(), first)
+            records, heap = unpacked(self.record, cursor.value(), first)
             start, stop = np.searchsorted(records["number"], [low, high]).tolist()
             if heap and (start or stop < len(records)):
                 ends = np.concatenate(([0], np.cumsum(records["length"], dtype=np.int64)))
@@ -118,4 +118,4 @@ class StoredValues:
         if not self._cursor.set_range(KEY.pack(start)):
             return None
         first = KEY.unpack(self._cursor.key())[0]
-        return unpacked(self._record, self._cursor.value(), first)
+        return unpacked(self.record, self._cursor.value(), first)

@@ -26,7 +26,7 @@ class Values:
     """A table of records, each with its number first; with `heap` each has `length` bytes of data after the records."""
 
     def __init__(self, table: Db, record: np.dtype[np.void], *, heap: bool) -> None:
-        self._table, self._record, self._heap = table, record, heap
+        self._table, self.record, self._heap = table, record, heap
         self.firsts = np.empty(0, np.int64)
         self._swept = 0  # the number at which thinning continues
 
@@ -52,7 +52,7 @@ class Values:
         self.firsts = np.concatenate((self.firsts, np.array([first for first, _ in values], np.int64)))
 
     def _packed(self, records: Records, heap: bytes) -> Sequence[tuple[int, bytes]]:
-        sizes = np.full(len(records), self._record.itemsize, np.int64)
+        sizes = np.full(len(records), self.record.itemsize, np.int64)
         if self._heap:
             sizes += records["length"]
         ends = np.cumsum(sizes)
@@ -68,7 +68,7 @@ class Values:
 
     def _get(self, txn: Txn, at: int) -> tuple[Records, bytes]:
         first = int(self.firsts[at])
-        return unpacked(self._record, txn.get(KEY.pack(first), db=self._table), first)
+        return unpacked(self.record, txn.get(KEY.pack(first), db=self._table), first)
 
     def missing(self, txn: Txn, numbers: Numbers) -> Numbers:
         """Return those of ascending numbers that have no record."""
@@ -79,7 +79,7 @@ class Values:
             if value is None:
                 lost.append(wanted)
                 continue
-            there = unpacked(self._record, value, first)[0]["number"]
+            there = unpacked(self.record, value, first)[0]["number"]
             found = there.take(there.searchsorted(wanted), mode="clip") == wanted
             if not found.all():
                 lost.append(wanted[~found])
@@ -153,13 +153,13 @@ class Values:
         read = {n: self._get(txn, n) for n in doubtful.tolist()}
         if not read:
             return 0
-        kept = keep(joined((records for records, _ in read.values()), self._record))
+        kept = keep(joined((records for records, _ in read.values()), self.record))
         ends = np.cumsum([len(records) for records, _ in read.values()])[:-1]
         return self._drop(txn, read, dict(zip(read, np.split(kept, ends), strict=True)))
 
     def _drop(self, txn: Txn, read: dict[int, tuple[Records, bytes]], kept: dict[int, Flags]) -> int:
         """Rewrite values that were read; the last ones first, so that the places of the others stay as they are."""
-        dropped, size = 0, self._record.itemsize
+        dropped, size = 0, self.record.itemsize
         for n in sorted(read, reverse=True):
             if n not in read:
                 continue
@@ -167,7 +167,7 @@ class Values:
             small = int(keeps.sum()) * size < VALUE_BYTES // 3
             if small and (before := read.get(n - 1)) and len(before[0]) * size + len(before[1]) < VALUE_BYTES // 2:
                 del read[n - 1]
-                records, heap = joined((before[0], records), self._record), before[1] + heap
+                records, heap = joined((before[0], records), self.record), before[1] + heap
                 keeps, n, count = np.concatenate((kept[n - 1], keeps)), n - 1, 2
             if count == 2 or 2 * int(keeps.sum()) < len(keeps):
                 dropped += len(keeps) - int(keeps.sum())

@@ -20,6 +20,7 @@ from storage.damage import UNREADABLE
 from storage.disk import META, Disk, Txn
 from storage.errors import Damaged, StoreError, StoreFull
 from storage.history import check_runs, consistency
+from storage.history.check_places import check_places
 from storage.history.integrity import check_meta, check_values
 from storage.history.layout import TABLES
 from storage.history.mmr import Leaves
@@ -119,6 +120,7 @@ def _tables(view: View) -> Iterator[str]:
         {
             "unspent bits": partial(consistency.check_live, view),
             "order of transactions": partial(consistency.check_tx_order, view),
+            "positions of transactions": partial(check_places, view),
         },
     ):
         found = False

@@ -17,8 +17,8 @@ from storage.history.layout import (
     OUTPUT_RECORD,
     RUN,
     TX,
-    TX_RECORD,
     Block,
+    Flags,
     Numbers,
     Records,
     Words,
@@ -26,6 +26,7 @@ from storage.history.layout import (
     stored_state,
 )
 from storage.history.prefixes import prefixes
+from storage.history.shard import own_txs, read_chain, tx_record
 from storage.history.stored import Stored
 from storage.history.tally import BitSet
 from storage.rows import check_row
@@ -52,6 +53,7 @@ class View:
         """Make space for what is as large as the state requires."""
         self.state = stored_state(self.txn, self.tables[META])
         self.stored = Stored(self.txn, self.tables)
+        self._shard = read_chain(self.txn, self.meta)[1]
         self._keys = np.array(self.state.keys, np.uint64)
         size = self.state.next_number
         self.live, self.spent, self.tx_starts, self.kept_txs = (BitSet(size) for _ in range(4))
@@ -78,6 +80,10 @@ class View:
         """Return the ordinals of the blocks that have these numbers."""
         return np.searchsorted(self.block_firsts, numbers, "right") - 1 + self.lowest
 
+    def counted(self, records: Records) -> Flags:
+        """Return which transactions the rows of their blocks count."""
+        return own_txs(records["id"], self._shard)
+
     # --- rows ----------------------------------------------------------------------------------------------------
 
     def scan(self, table: str, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -97,7 +103,7 @@ class View:
 
     def txs(self) -> Iterator[Records]:
         """Yield the records of transactions."""
-        for records, _ in self._joined(TX, TX_RECORD):
+        for records, _ in self._joined(TX, tx_record(self.txn, self.meta)):
             yield records
 
     def outputs(self) -> Iterator[tuple[Records, bytes]]:
