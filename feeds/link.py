@@ -21,16 +21,15 @@ from anyio.lowlevel import checkpoint
 from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
+from feeds.encoded import Encoded, leads_to
 from feeds.errors import FeedError
 from handlers.events import (
     Ack,
-    BlockApplied,
     ChainName,
     Error,
     Hello,
     Inbound,
     NetworkTip,
-    Rollback,
     TxSubmitted,
     TxWithdrawn,
     Welcome,
@@ -115,7 +114,7 @@ class Link:
                 await self._pause(str(error) or "the daemon closed the connection", began, tries)
                 tries += 1
 
-    async def feed(self, messages: AsyncIterable[Inbound]) -> None:
+    async def feed(self, messages: AsyncIterable[Inbound | Encoded]) -> None:
         """Send every message and wait until all are acknowledged.
 
         A Hello among them reports the height of the network: it is not waited for, and may be lost.
@@ -144,12 +143,17 @@ class Link:
 
     # --- the window ----------------------------------------------------------------------------------------------
 
-    async def _push(self, message: Inbound) -> None:
+    async def _push(self, message: Inbound | Encoded) -> None:
         self._seq += 1
-        raw = encode(msgspec.structs.replace(message, seq=self._seq), "frames")
+        if isinstance(message, Encoded):
+            sent = Sent(self._seq, message.frame(self._seq), message.tip, message.height)
+        else:
+            frame = encode(msgspec.structs.replace(message, seq=self._seq), "frames")
+            sent = Sent(self._seq, frame, *leads_to(message), self._on_refusal(message))
+        raw = sent.raw
         while self._window and self._bytes + len(raw) > self._window_bytes:
             await self._wait()
-        self._window.append(Sent(self._seq, raw, *_leads_to(message), self._on_refusal(message)))
+        self._window.append(sent)
         self._bytes += len(raw)
         self._fresh_bytes += len(raw)
         self._unsent += 1
@@ -305,17 +309,6 @@ async def _receive(answers: BufferedByteReceiveStream) -> Ack | Error | Welcome:
         return _ANSWERS.decode(await answers.receive_exactly(length))
     except msgspec.DecodeError as error:
         raise FeedError(f"the daemon's answer cannot be read: {error}") from error
-
-
-def _leads_to(message: Inbound) -> tuple[bytes | None, int | None]:
-    """Return the hash and height of the tip after a message, where it reports it."""
-    match message:
-        case BlockApplied(hash=tip, height=height):
-            return tip, height
-        case Rollback(to=to) if not isinstance(to, str):
-            return to.hash, to.height
-        case _:
-            return None, None
 
 
 def _verdict(group: BaseExceptionGroup[BaseException]) -> BaseException:

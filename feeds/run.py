@@ -18,6 +18,7 @@ from anyio.lowlevel import checkpoint
 from msgspec import Struct
 from msgspec.structs import replace
 
+from feeds.encoded import Encoded
 from feeds.errors import FeedError
 from feeds.link import Link
 from feeds.progress import FeedProgress
@@ -27,7 +28,7 @@ from handlers.events import BlockApplied, ChainName, Error, Hello, Inbound, Welc
 if TYPE_CHECKING:
     from feeds.stream.publisher import Publisher
 
-Messages = Callable[[Welcome], AsyncIterable[Inbound]]
+Messages = Callable[[Welcome], AsyncIterable[Inbound | Encoded]]
 _MAINNET = "mainnet"
 _YIELD_EVERY = 256  # messages, where nothing else limits the feed
 NOWHERE = Welcome(
@@ -214,7 +215,7 @@ async def _feed(
 ) -> None:
     if job.dry_run or job.output is not None:
         async with _closing(messages(NOWHERE)) as source:
-            await _keep(job.output, source, progress)
+            await _keep(job.output, _decoded(source), progress)
         return
     if job.stream is not None:
         from feeds.stream.publisher import publish
@@ -224,7 +225,7 @@ async def _feed(
 
         async def once(publisher: Publisher) -> None:
             async with _closing(messages(await publisher.arrive())) as source:
-                await publisher.feed(source)
+                await publisher.feed(_decoded(source))
 
         await publish(
             once,
@@ -254,13 +255,20 @@ async def _feed(
 
 
 @asynccontextmanager
-async def _closing(messages: AsyncIterable[Inbound]) -> AsyncIterator[AsyncIterable[Inbound]]:
+async def _closing(
+    messages: AsyncIterable[Inbound | Encoded],
+) -> AsyncIterator[AsyncIterable[Inbound | Encoded]]:
     """Let a source close what it holds open, however the feed ends."""
     try:
         yield messages
     finally:
         if isinstance(messages, AsyncGenerator):
             await messages.aclose()
+
+
+async def _decoded(messages: AsyncIterable[Inbound | Encoded]) -> AsyncIterator[Inbound]:
+    async for message in messages:
+        yield wire.decode(message.body, "frames") if isinstance(message, Encoded) else message
 
 
 async def _keep(path: Path | None, messages: AsyncIterable[Inbound], progress: FeedProgress) -> None:

@@ -8,30 +8,30 @@ a message may be is published in parts, in consecutive messages; only the last p
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import TypeVar
 
 import anyio
-import nats
 from msgspec import Struct
-from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import BadRequestError, NotFoundError
+from nats.js.api import RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import NotFoundError
 
 from feeds.errors import FeedError
+from feeds.stream.connection import TROUBLE, Connection, Lost, describe
+from feeds.stream.order import Order
+from feeds.stream.pull import pulling
 from handlers.events import ChainName, Point
 
 KIND, TIP, PART, NETWORK = "Utxod-Event", "Utxod-Tip", "Utxod-Part", "Utxod-Network-Height"
 MOVES = frozenset({"BlockApplied", "Rollback"})  # the events that move the tip
-TROUBLE = (NatsError, TimeoutError, OSError)  # passes, or is waited out
-TIMEOUT_S = 5.0
 _ORIGIN = "origin"
-_AT_ONCE = 64  # messages of one request
 _DEEPEST = 5_000  # blocks: how far heights may be out of order in a stream, because of rollbacks
-_CONNECT_S = 2
-_IDLE_S = 2.0  # without a new message, until the consumer is checked
+_IDLE_S = 0.5  # without a new message, until the end of the stream is compared
+_AGAIN_S = 0.2  # after the first trouble; twice as long after each that follows
+_AGAIN_AT_MOST_S = 2.0
+T = TypeVar("T")
+_Message = tuple[int, dict[str, str], bytes]  # sequence, headers, body
 
 
 class Entry(Struct, frozen=True):
@@ -47,11 +47,10 @@ class Entry(Struct, frozen=True):
 class Log:
     """The stream of one chain."""
 
-    def __init__(self, client: Any, chain: ChainName, notice: Callable[[str], None]) -> None:
+    def __init__(self, connection: Connection, chain: ChainName, notice: Callable[[str], None]) -> None:
         self.name = f"UTXOD_{chain.family}_{chain.network}".upper()
         self.subject = f"utxod.{chain.family}.{chain.network}"
-        self.longest: int = client.max_payload - 4096  # bytes of a body; headers count too
-        self.js: JetStreamContext = client.jetstream(timeout=TIMEOUT_S)
+        self.connection = connection
         self._notice = notice
 
     async def create(self, replicas: int) -> None:
@@ -62,22 +61,29 @@ class Log:
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
             num_replicas=replicas,
-            allow_direct=True,
             deny_delete=True,
         )
-        try:
-            await self.js.stream_info(self.name)
-        except NotFoundError:
-            await self.js.add_stream(config)
+        async with self.connection.api() as api:
+            try:
+                stored_on = (await api.stream_info(self.name)).config.num_replicas or 1
+            except NotFoundError:
+                await api.add_stream(config)
+                return
+        if stored_on < replicas:
+            self._notice(f"stream {self.name} exists, and is stored on {stored_on} of the {replicas} servers asked for")
 
     async def ends(self) -> tuple[int, int]:
         """Return the sequences of the first and the last message; the last one is 0 in a new stream.
 
+        Only the server that leads the stream answers this, so the last message is not older than one that was stored.
+
         Raises:
             FeedError: there is no such stream.
+            TROUBLE: no server leads it at the moment, or this one cannot be reached.
         """
         try:
-            state = (await self.js.stream_info(self.name)).state
+            async with self.connection.api() as api:
+                state = (await api.stream_info(self.name)).state
         except NotFoundError:
             raise FeedError(f"there is no stream {self.name}: start a feed with --stream first") from None
         return state.first_seq, state.last_seq
@@ -108,89 +114,121 @@ class Log:
         """Return a sequence whose event is near a height."""
         while first < last:
             middle = (first + last) // 2
-            async for entry in self.entries(middle, end=last, headers_only=True):
-                low = entry.tip is None or entry.tip.height < height
-                first, last = (entry.sequence + 1, last) if low else (first, middle)
-                break
-            else:
-                last = middle
+            async with aclosing(self.entries(middle, end=last, headers_only=True)) as entries:
+                async for entry in entries:
+                    low = entry.tip is None or entry.tip.height < height
+                    first, last = (entry.sequence + 1, last) if low else (first, middle)
+                    break
+                else:
+                    last = middle
         return first
 
-    async def entries(self, begin: int, *, end: int | None = None, headers_only: bool = False) -> AsyncIterator[Entry]:
-        """Yield the events from a sequence on, and wait for new ones unless there is an `end`.
+    async def entries(
+        self, begin: int, *, end: int | None = None, headers_only: bool = False, order: Order | None = None
+    ) -> AsyncGenerator[Entry, None]:
+        """Yield the events from a sequence on, up to `end`. Without an `end`, wait for new ones, and wait out trouble.
 
-        Interruptions are waited out. A series of parts that its publisher did not finish is skipped.
+        Messages that do not count (see `Order`) are skipped, and a series of parts that its publisher did not finish.
+        Without an `order`, the message before `begin` is taken to count.
 
         Raises:
             FeedError: messages from `begin` on have been deleted from the stream.
+            TROUBLE: the messages up to `end` cannot be read at the moment.
         """
-        parts: list[bytes] = []
-        expected = 1  # the number of the next part
-        async for sequence, headers, body in self._messages(begin, end, headers_only):
-            number, count = map(int, headers.get(PART, "1/1").split("/"))
-            if number != expected:
-                parts, expected = [], 1
-                if number != 1:  # the beginning of its series is before `begin`
-                    continue
-            parts.append(body)
-            expected = number + 1
-            if number == count:
-                yield Entry(
-                    sequence,
-                    headers[KIND],
-                    parts[0] if count == 1 else b"".join(parts),
-                    _point(headers[TIP]),
-                    int(headers[NETWORK]) if NETWORK in headers else None,
-                )
-                parts, expected = [], 1
+        before = max(1, begin if order else begin - 1)
+        order = order or Order()
+        async with aclosing(self._messages(before, begin, end, headers_only)) as messages:
+            async for entry in _whole(messages, order):
+                if entry.sequence >= begin:
+                    yield entry
+
+    async def waited_out(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what a call returns; repeat it after any trouble."""
+        tries = 0
+        while True:
+            try:
+                return await call()
+            except TROUBLE as error:
+                await self._pause(error, tries)
+                tries += 1
+
+    async def _pause(self, error: BaseException, tries: int) -> None:
+        self._notice(f"stream {self.name}: {describe(error)}; trying again")
+        await self.connection.drop()
+        await anyio.sleep(min(_AGAIN_S * 2**tries, _AGAIN_AT_MOST_S))
 
     async def _messages(
-        self, begin: int, end: int | None, headers_only: bool
-    ) -> AsyncIterator[tuple[int, dict[str, str], bytes]]:
-        next_, tries = max(begin, 1), 0
+        self, begin: int, needed: int, end: int | None, headers_only: bool
+    ) -> AsyncGenerator[_Message, None]:
+        next_, tries = begin, 0
         while end is None or next_ <= end:
             try:
-                config = ConsumerConfig(
-                    deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                    opt_start_seq=next_,
-                    ack_policy=AckPolicy.NONE,
-                    inactive_threshold=60.0,
-                    mem_storage=True,
-                    num_replicas=1,
-                    headers_only=headers_only,
-                )
-                pulling = await self.js.pull_subscribe(self.subject, stream=self.name, config=config)
-                waiting = _AT_ONCE
-                while end is None or next_ <= end:
-                    try:
-                        messages = await pulling.fetch(max(1, min(waiting, _AT_ONCE)), timeout=_IDLE_S)
-                    except TimeoutError:  # nothing new, or the server that has the consumer is down
-                        if (await self.ends())[1] >= next_:
-                            break
-                        continue
-                    tries = 0
-                    for message in messages:
-                        place = message.metadata
-                        if place.sequence.stream != next_:
-                            first, _ = await self.ends()
-                            if first > next_:
-                                lost = f"messages {next_} to {first - 1} of stream {self.name} have been deleted"
-                                raise FeedError(f"{lost}: start from a backup of a replica")
-                        next_ = place.sequence.stream + 1
-                        waiting = place.num_pending
-                        yield place.sequence.stream, message.headers or {}, message.data
-                        if end is not None and next_ > end:
-                            break
-                    if not waiting and end is not None:
-                        return
-                await pulling.unsubscribe()
-            except BadRequestError as error:
-                raise FeedError(f"stream {self.name}: {describe(error)}") from error
+                async with aclosing(self._session(next_, needed, end, headers_only)) as session:
+                    async for sequence, headers, body in session:
+                        next_, tries = sequence + 1, 0
+                        yield sequence, headers, body
             except TROUBLE as error:
-                if tries:
-                    self._notice(f"stream {self.name}: {describe(error)}; trying again")
-                await anyio.sleep(min(0.2 * 2**tries, 5))
+                if end is not None:
+                    raise
+                await self._pause(error, tries)
                 tries += 1
+
+    async def _session(
+        self, begin: int, needed: int, end: int | None, headers_only: bool
+    ) -> AsyncGenerator[_Message, None]:
+        """Yield messages over one connection, until trouble or the end; those from `needed` on must exist."""
+        next_, most, behind = begin, None if end is None else end - begin + 1, False
+        async with pulling(await self.connection.client(), self.name, begin, most, headers_only) as pull:
+            while end is None or next_ <= end:
+                message = await pull.next(_IDLE_S)
+                if message is None:  # nothing is new, or the server that has the consumer is gone
+                    first, last = await self.ends()
+                    next_ = self._existing(next_, needed, first)
+                    if last == next_ - 1:
+                        behind = False
+                    elif behind:  # it had the time to send what is new
+                        raise Lost(f"the stream ends at {last}, the consumer at {next_ - 1}")
+                    else:
+                        behind = True
+                    continue
+                sequence = message.metadata.sequence.stream
+                if sequence != next_:
+                    first, _ = await self.ends()
+                    self._existing(next_, needed, first)
+                next_ = sequence + 1
+                yield sequence, message.headers or {}, message.data
+
+    def _existing(self, next_: int, needed: int, first: int) -> int:
+        """Return the sequence of the next message that exists."""
+        if first > max(next_, needed):
+            lost = f"messages {max(next_, needed)} to {first - 1} of stream {self.name} have been deleted"
+            raise FeedError(f"{lost}: start from a backup of a replica")
+        return max(next_, first)
+
+
+async def _whole(messages: AsyncIterator[_Message], order: Order) -> AsyncIterator[Entry]:
+    """Join the parts of events that count."""
+    parts: list[bytes] = []
+    expected = 1  # the number of the next part
+    async for sequence, headers, body in messages:
+        if not order.follows(sequence, headers):
+            continue
+        number, count = map(int, headers.get(PART, "1/1").split("/"))
+        if number != expected:
+            parts, expected = [], 1
+            if number != 1:  # the beginning of its series is before `begin`
+                continue
+        parts.append(body)
+        expected = number + 1
+        if number == count:
+            yield Entry(
+                sequence,
+                headers[KIND],
+                parts[0] if count == 1 else b"".join(parts),
+                _point(headers[TIP]),
+                int(headers[NETWORK]) if NETWORK in headers else None,
+            )
+            parts, expected = [], 1
 
 
 @asynccontextmanager
@@ -200,33 +238,15 @@ async def opened(url: str, chain: ChainName, notice: Callable[[str], None]) -> A
     Raises:
         FeedError: none of them can be reached.
     """
-
-    async def failed(error: Exception) -> None:
-        notice(f"NATS: {describe(error)}")
-
-    servers = url.split(",")
+    connection = Connection(url.split(","), notice)
     try:
-        with anyio.fail_after(_CONNECT_S * (len(servers) + 1)):  # the client itself has no limit
-            client = await nats.connect(
-                servers,
-                name="utxod",
-                error_cb=failed,
-                connect_timeout=_CONNECT_S,
-                reconnect_time_wait=0.2,
-                max_reconnect_attempts=-1,
-            )
+        await connection.first()
     except TROUBLE as error:
         raise FeedError(f"no NATS server answers at {url}: {describe(error)}") from error
     try:
-        yield Log(client, chain, notice)
+        yield Log(connection, chain, notice)
     finally:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(TIMEOUT_S):
-            await client.close()
-
-
-def describe(error: BaseException) -> str:
-    """Return an error of the client in one line."""
-    return str(error).removeprefix("nats: ") or type(error).__name__
+        await connection.drop()
 
 
 def header_of(tip: Point | None) -> str:

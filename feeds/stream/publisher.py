@@ -8,90 +8,40 @@ doubt a feeder reads the end of the stream again, and its source continues from 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from types import MappingProxyType
 
 import anyio
+from msgspec import Struct
 from msgspec.structs import replace
-from nats.js.api import Header, KeyValueConfig, PubAck
-from nats.js.errors import BadRequestError, KeyWrongLastSequenceError, NotFoundError
-from nats.js.kv import KeyValue
+from nats.js.api import Header
 
 from feeds.errors import FeedError
-from feeds.stream.log import KIND, NETWORK, PART, TIMEOUT_S, TIP, TROUBLE, Log, describe, header_of, opened
+from feeds.stream.answers import Answers, Refused
+from feeds.stream.connection import TROUBLE, describe
+from feeds.stream.lease import Interrupted, Lease
+from feeds.stream.log import KIND, NETWORK, PART, TIP, Log, header_of, opened
+from feeds.stream.order import AFTER, BEGINNING, ID, Order, id_of
 from handlers.events import BlockApplied, ChainName, Hello, Inbound, Point, Rollback, Welcome
 from handlers.wire import LENGTH, encode
 
-LEASE_S = 5.0  # after which another feeder takes over
-_BUCKET = "UTXOD_FEEDERS"
+_NONE: Mapping[str, str] = MappingProxyType({})
 _KEPT = 5_000  # points at the end of the stream that a rollback, or a source, may refer to
 _IN_FLIGHT = 128  # messages
+_STORED_S = 3.0  # for the oldest message in flight
+_PAYLOAD_HEADERS = 4096  # bytes of a message that are kept for headers
 _AGAIN_S = 0.5
+_LEAVE_S = 2.0
 
 
-class Interrupted(Exception):
-    """The feed has to restart from the end of the stream."""
+class _Sent(Struct):
+    """A message in flight."""
 
-
-class Lease:
-    """The right to publish to a stream, of one feeder at a time."""
-
-    def __init__(self, log: Log, notice: Callable[[str], None]) -> None:
-        self._log, self._notice = log, notice
-        self._key = log.subject.removeprefix("utxod.")
-        self._holder = f"{socket.gethostname()}:{os.getpid()}".encode()
-        self._revision: int | None = None
-        self._waiting = False
-
-    async def take(self, replicas: int) -> None:
-        """Wait until no other feeder holds the lease, and take it."""
-        if self._revision is not None:
-            return
-        bucket = await self._bucket(replicas)
-        while self._revision is None:
-            try:
-                self._revision = await bucket.create(self._key, self._holder)
-            except KeyWrongLastSequenceError:
-                if not self._waiting:
-                    self._notice(f"another feeder publishes to {self._log.name}; standing by")
-                self._waiting = True
-                await anyio.sleep(LEASE_S / 5)
-        self._waiting = False
-
-    async def renew(self) -> None:
-        """Keep the lease until it is lost.
-
-        Raises:
-            Interrupted: it is lost, or may be.
-        """
-        while True:
-            await anyio.sleep(LEASE_S / 4)
-            assert self._revision is not None
-            try:
-                with anyio.fail_after(LEASE_S / 2):
-                    bucket = await self._log.js.key_value(_BUCKET)
-                    self._revision = await bucket.update(self._key, self._holder, last=self._revision)
-            except (TimeoutError, *TROUBLE) as error:
-                self._revision = None
-                raise Interrupted(f"the lease of {self._log.name} could not be renewed: {describe(error)}") from error
-
-    async def release(self) -> None:
-        """Let another feeder take over at once."""
-        if self._revision is not None:
-            with suppress(*TROUBLE):
-                bucket = await self._log.js.key_value(_BUCKET)
-                await bucket.delete(self._key, last=self._revision)
-            self._revision = None
-
-    async def _bucket(self, replicas: int) -> KeyValue:
-        try:
-            return await self._log.js.key_value(_BUCKET)
-        except NotFoundError:
-            config = KeyValueConfig(bucket=_BUCKET, ttl=LEASE_S, replicas=replicas)
-            return await self._log.js.create_key_value(config)
+    stored: asyncio.Future[int]
+    sequence: int  # under which it has to be stored
+    size: int
+    height: int | None
 
 
 class Publisher:
@@ -104,7 +54,7 @@ class Publisher:
         replicas: int,
         network_height: int | None,
         window_bytes: int,
-        notice: Callable[[str], None],
+        lease: Lease | None,
         acknowledged: Callable[[str, int | None], None],
     ) -> None:
         self._log, self._chain, self._replicas = log, chain, replicas
@@ -112,11 +62,16 @@ class Publisher:
         self._window_bytes = window_bytes
         self._acknowledged = acknowledged
         self.published = 0  # messages
-        self._lease = Lease(log, notice)
+        self._lease = lease
         self._tips: deque[Point | None] = deque()  # of the last events that move the tip; None is the origin
-        self._sequence = 0
-        self._window: deque[tuple[asyncio.Future[PubAck], int, int | None]] = deque()
+        self._sequence = 0  # of the last message sent
+        self._last = BEGINNING  # the id of the last message sent that counts
+        self._turn = anyio.Lock(fast_acquire=True)  # the parts of one event follow each other
+        self._longest = 0  # bytes of a message's body
+        self._answers: Answers | None = None
+        self._window = deque[_Sent]()
         self._bytes = 0
+        self._moved = anyio.Event()
 
     async def arrive(self) -> Welcome:
         """Wait for the lease; return the end of the stream, as a daemon answers Hello.
@@ -126,13 +81,19 @@ class Publisher:
         """
         try:
             await self._log.create(self._replicas)
-            await self._lease.take(self._replicas)
+            if self._lease is not None:
+                await self._lease.take(self._replicas)
             first, self._sequence = await self._log.ends()
             self._tips = deque([None], maxlen=_KEPT)
-            async for entry in self._log.entries(
-                max(first, self._sequence - _KEPT), end=self._sequence, headers_only=True
-            ):
+            begin = max(first, self._sequence - _KEPT)
+            order = Order()
+            async for entry in self._log.entries(begin, end=self._sequence, headers_only=True, order=order):
                 self._move(entry.kind, entry.tip)
+            self._last = order.last
+            client = await self._log.connection.client()
+            self._longest = client.max_payload - _PAYLOAD_HEADERS
+            self._answers = Answers(client)
+            await self._answers.open()
         except TROUBLE as error:
             raise Interrupted(f"stream {self._log.name}: {describe(error)}") from error
         points = [point for point in reversed(self._tips) if point is not None]
@@ -157,7 +118,9 @@ class Publisher:
         self._bytes = 0
         try:
             async with anyio.create_task_group() as both:
-                both.start_soon(self._lease.renew)
+                if self._lease is not None:
+                    both.start_soon(self._lease.renew)
+                both.start_soon(self._settle)
                 async for message in messages:
                     if isinstance(message, Hello):
                         if message.network_tip is not None:
@@ -165,7 +128,7 @@ class Publisher:
                     else:
                         await self._publish(message)
                 while self._window:
-                    await self._settle()
+                    await self._wait()
                 both.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             for kind in (FeedError, Interrupted):
@@ -175,12 +138,19 @@ class Publisher:
 
     async def leave(self) -> None:
         """Release the lease."""
-        await self._lease.release()
+        if self._lease is not None:
+            await self._lease.release()
 
-    async def _publish(self, message: Inbound) -> None:
+    async def _publish(self, message: Inbound, more: Mapping[str, str] = _NONE) -> None:
+        """Send a message with `more` headers."""
+        raw = encode(replace(message, seq=None), "frames")[LENGTH.size :]
+        async with self._turn:
+            await self._send_parts(raw, *self._lead(message), more)
+
+    def _lead(self, message: Inbound) -> tuple[dict[str, str], int | None]:
+        """Note the tip that a message leads to; return its headers, and the height of the tip if it moves."""
         height: int | None
         tip: Point | None
-        raw = encode(replace(message, seq=None), "frames")[LENGTH.size :]
         kind, height, tip = type(message).__name__, None, self._tips[-1]
         match message:
             case BlockApplied():
@@ -192,37 +162,59 @@ class Publisher:
         headers = {KIND: kind, TIP: header_of(tip)}
         if self._network_height is not None:
             headers[NETWORK] = str(self._network_height)
-        longest = self._log.longest
-        parts = [raw[at : at + longest] for at in range(0, len(raw), longest)]
+        return headers, height
+
+    async def _send_parts(
+        self, raw: bytes, headers: dict[str, str], height: int | None, more: Mapping[str, str]
+    ) -> None:
+        parts = [raw[at : at + self._longest] for at in range(0, len(raw), self._longest)]
         for number, part in enumerate(parts, 1):
             while self._window and (len(self._window) >= _IN_FLIGHT or self._bytes + len(part) > self._window_bytes):
-                await self._settle()
-            own = {Header.EXPECTED_LAST_SEQUENCE.value: str(self._sequence)}
-            # With the sequence: a block that is applied again after a rollback is not a copy.
-            own[Header.MSG_ID.value] = f"{tip.hash.hex() if tip else 'origin'}@{self._sequence}"
+                await self._wait()
+            own = {**headers, **more}
             if len(parts) > 1:
                 own[PART] = f"{number}/{len(parts)}"
-            try:
-                stored = await self._log.js.publish_async(self._log.subject, part, headers=headers | own)
-            except TROUBLE as error:
-                raise Interrupted(f"stream {self._log.name}: {describe(error)}") from error
-            stored.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nothing waits for it
-            self._window.append((stored, len(part), height if number == len(parts) else None))
-            self._bytes += len(part)
-            self._sequence += 1
+            await self._send(part, own, height if number == len(parts) else None)
 
-    async def _settle(self) -> None:
-        """Wait until the oldest message in flight is stored."""
-        stored, size, height = self._window.popleft()
-        self._bytes -= size
+    async def _send(self, body: bytes, headers: dict[str, str], height: int | None) -> None:
+        assert self._answers is not None
+        expected, after = self._sequence, self._last
+        self._sequence += 1
+        self._last = id_of(self._sequence, after, headers, body)
+        own = {Header.EXPECTED_LAST_SEQUENCE.value: str(expected), AFTER: after, ID: self._last}
         try:
-            await asyncio.wait_for(stored, TIMEOUT_S)
-        except BadRequestError as error:
-            raise Interrupted(f"another feeder has published to {self._log.name} ({describe(error)})") from error
+            stored = await self._answers.publish(self._log.subject, body, headers | own)
         except TROUBLE as error:
             raise Interrupted(f"stream {self._log.name}: {describe(error)}") from error
-        self.published += 1
-        self._acknowledged("published", height)
+        self._window.append(_Sent(stored, self._sequence, len(body), height))
+        self._bytes += len(body)
+        self._moved.set()
+
+    async def _settle(self) -> None:
+        """Wait until each message in flight is stored, the oldest first."""
+        while True:
+            while not self._window:
+                await self._wait()
+            oldest = self._window[0]
+            try:
+                with anyio.fail_after(_STORED_S):
+                    sequence = await oldest.stored
+            except Refused as error:
+                raise Interrupted(f"{self._log.name} has other messages ({describe(error)})") from error
+            except TROUBLE as error:
+                raise Interrupted(f"stream {self._log.name}: {describe(error)}") from error
+            if sequence != oldest.sequence:
+                raise Interrupted(f"{self._log.name} has message {oldest.sequence} as {sequence}")
+            self._window.popleft()
+            self._bytes -= oldest.size
+            self.published += 1
+            self._acknowledged("published", oldest.height)
+            self._moved.set()
+
+    async def _wait(self) -> None:
+        """Wait until a message is sent, or is stored."""
+        self._moved = anyio.Event() if self._moved.is_set() else self._moved
+        await self._moved.wait()
 
     def _target(self, message: Rollback) -> Point | None:
         """Return the tip after a rollback."""
@@ -273,22 +265,20 @@ async def publish(
     Raises:
         FeedError: a message cannot be published, or no server answered for too long.
     """
-    away_since = None
     async with opened(url, chain, notice) as log:
-        publisher = Publisher(log, chain, replicas, network_height, window_bytes, notice, acknowledged)
+        lease = Lease(log.connection, log.subject.removeprefix("utxod."), notice)
+        publisher = Publisher(log, chain, replicas, network_height, window_bytes, lease, acknowledged)
         try:
             while True:
-                before = publisher.published
                 try:
                     await feed(publisher)
                     return
                 except Interrupted as error:
-                    now = anyio.current_time()
-                    away_since = now if away_since is None or publisher.published > before else away_since
-                    if now - away_since > patience_s:
+                    if anyio.current_time() - log.connection.answered > patience_s:
                         raise FeedError(str(error)) from error
                     notice(f"{error}; reading the end of the stream again")
+                    await log.connection.drop()
                     await anyio.sleep(_AGAIN_S)
         finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(TIMEOUT_S):
+            with anyio.move_on_after(_LEAVE_S, shield=True):
                 await publisher.leave()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
 
-from feeds.errors import FeedError
-from feeds.stream.log import TROUBLE, describe, opened
-from handlers import wire
-from handlers.events import BlockApplied, Hello, Inbound, NetworkTip, Welcome
+from feeds.encoded import Encoded
+from feeds.stream.log import MOVES, opened
+from handlers.events import Hello, NetworkTip, Welcome
 
 
 async def following(
     url: str, welcome: Welcome, to_height: int | None, notice: Callable[[str], None]
-) -> AsyncIterator[Inbound]:
+) -> AsyncGenerator[Hello | Encoded, None]:
     """Yield what the daemon does not have, up to the first block of a height.
 
     Raises:
@@ -22,15 +23,14 @@ async def following(
     if to_height is not None and welcome.tip is not None and welcome.tip.height >= to_height:
         return
     async with opened(url, welcome.chain, notice) as log:
-        try:
-            begin = await log.after(welcome.tip)
-        except TROUBLE as error:
-            raise FeedError(f"stream {log.name}: {describe(error)}") from error
-        async for entry in log.entries(begin):
-            if entry.network_height not in {None, network_height}:
-                network_height = entry.network_height
-                yield Hello(client="utxod-feed/1", network_tip=NetworkTip(entry.network_height))
-            message = wire.decode(entry.raw, "frames")
-            yield message
-            if to_height is not None and isinstance(message, BlockApplied) and message.height >= to_height:
-                return
+        begin = await log.waited_out(partial(log.after, welcome.tip))
+        async with aclosing(log.entries(begin)) as entries:
+            async for entry in entries:
+                if entry.network_height not in {None, network_height}:
+                    network_height = entry.network_height
+                    yield Hello(client="utxod-feed/1", network_tip=NetworkTip(entry.network_height))
+                tip = entry.tip if entry.kind in MOVES else None
+                yield Encoded(entry.raw, None if tip is None else tip.hash, None if tip is None else tip.height)
+                reached = tip is not None and to_height is not None and tip.height >= to_height
+                if reached and entry.kind == "BlockApplied":
+                    return
