@@ -26,7 +26,7 @@ from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 T = TypeVar("T")
-ROWS = int(os.environ.get("UTXOD_RECOVERY_ROWS", "4000"))
+ROWS = int(os.environ.get("UTXOD_RECOVERY_ROWS", "2000"))
 LEASE_S, SCAN_S = 2.0, 0.3
 SLACK_S = 10.0  # for an idle machine
 ENDS_S = 120.0

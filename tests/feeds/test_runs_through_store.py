@@ -49,7 +49,8 @@ class Kind(NamedTuple):
     prunes: bool
 
 
-LONG = 1000  # blocks; after these a commit has thirty times as many
+LONG = 300  # blocks; after these a commit has thirty times as many
+IDLE = 100  # empty blocks in a row; those that follow, most of Preview's first year, are left out
 LONGEST = "cardano/preview-genesis-run"
 MMR, BATCHES = Kind("mmr", 3, True), Kind("classic", 7, False)
 CARDANO = [(run, kind) for run in CARDANO_RUNS for kind in (MMR, BATCHES) if kind is MMR or run != LONGEST]
@@ -145,7 +146,7 @@ def stretches(
 ) -> Iterator[Stretch]:
     """Yield so many blocks at a time, with what is expected after each; those that `ends` names are a last one."""
     stretch: Stretch = []
-    for n, (block, expected) in enumerate(zip(blocks, wanted, strict=True)):
+    for n, (block, expected) in enumerate(busy(zip(blocks, wanted, strict=True), ends)):
         if n == LONG:
             length *= 30
         stretch.append((block, figures(expected)))
@@ -154,6 +155,18 @@ def stretches(
             stretch = []
     if stretch:
         yield stretch
+
+
+def busy(
+    run: Iterable[tuple[BlockApplied, dict[str, Any]]], ends: Container[str]
+) -> Iterator[tuple[BlockApplied, dict[str, Any]]]:
+    """Leave out empty blocks after many in a row, but for those that `ends` names."""
+    idle, last = 0, None
+    for block, expected in run:
+        idle = 0 if block.txs else idle + 1
+        if idle <= IDLE or block.hash.hex() in ends:
+            yield structs.replace(block, prev_hash=last or block.prev_hash), expected
+            last = block.hash
 
 
 def apply_all(chain: Chain, run: Iterable[Stretch], marks: dict[str, dict[str, Any]]) -> list[tuple[bytes, Figures]]:
@@ -168,7 +181,7 @@ def apply_all(chain: Chain, run: Iterable[Stretch], marks: dict[str, dict[str, A
         del done[:-60]
         last = done[-1][0]
         failed = any(not tx.valid for tx in last.txs)
-        if (not rollbacks and len(done) > 2) or ((failed or random.random() < 0.002 * len(stretch)) and len(done) > 1):
+        if (not rollbacks and len(done) > 2) or ((failed or random.random() < 0.001 * len(stretch)) and len(done) > 1):
             rollbacks += 1
             back = random.randrange(1, len(done))
             chain.rollback(Rollback(to=RollbackPoint(hash=done[-1 - back][0].hash)))
