@@ -18,7 +18,7 @@ from bench.soak import crowd, one_round
 from bench.soak.crowd import CROWDS
 from bench.soak.target import Broken, Met, Target
 
-ROUNDS = {"kills": 3, "power": 2, "faults": 4, "lies": 4, "fuzz": 2, "requests": 1, "crowd": len(CROWDS), "readers": 2}
+ROUNDS = {"kills": 2, "power": 2, "faults": 3, "lies": 4, "fuzz": 2, "requests": 1, "crowd": len(CROWDS), "readers": 2}
 # What the rounds of a kind have to meet together: an attack that meets nothing tests nothing.
 MEETS = {
     "kills": {"kills": 45, "kills with messages unanswered": 12, "kills during the start": 1, "walks after a kill": 9},

@@ -26,15 +26,24 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parent.parent
 # What the daemon and the usual commands import; `daemon.cli` itself is run by each fork.
 MODULES = (
+    "anyio._backends._asyncio",
+    "click.shell_completion",
+    "config.load",
+    "config.show",
     "daemon.app",
     "daemon.child",
     "daemon.commands.lazy",
     "daemon.commands.query",
     "daemon.commands.recovery",
+    "daemon.commands.service",
     "daemon.commands.status",
+    "daemon.commands.watch",
+    "daemon.commands.whole",
     "daemon.inspect",
     "daemon.offline",
     "feeds.commands",
+    "storage.recovery.sqlite",
+    "uvloop",
 )
 # What a process does again after a while, it does again after a tenth of that in a fork: tests wait for it.
 SOONER = {
@@ -251,6 +260,7 @@ def hurry() -> None:
 if __name__ == "__main__":
     for name in MODULES:
         import_module(name)
+    import_module("config.load").load(Path(os.devnull), {})  # msgspec keeps what it found out about types
     hurry()
     gc.freeze()  # a collection in a fork would copy every page
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
