@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from config.settings import Config, Recovery
 from config.units import format_size, parse_endpoint
@@ -43,6 +44,7 @@ def problems(config: Config) -> list[Problem]:
             what = f'{host}: expected a name such as utxod.example.org, without scheme and port, or "*"'
             found.append(Problem(("http.allowed_hosts",), what))
     found += _facades(config)
+    found += _shards(config)
     found += _shard(config)
     listen = parse_endpoint(config.http.listen)
     sockets = [("socket.path", config.socket.path)]
@@ -93,6 +95,18 @@ def _shard(config: Config) -> list[Problem]:
     wallets = [name for name in ("electrum", "esplora") if getattr(config, name).enabled]
     what = "needs all outputs, not those of a shard"
     return found + [Problem((f"{name}.enabled", "cluster.shard"), f"{name} {what}") for name in wallets]
+
+
+def _shards(config: Config) -> list[Problem]:
+    """Return what keeps a gateway from finding its shards."""
+    found: list[Problem] = []
+    for url in config.cluster.shards:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+            found.append(Problem(("cluster.shards",), f"{url}: expected http://host:port"))
+    if doubled := sorted({url for url in config.cluster.shards if config.cluster.shards.count(url) > 1}):
+        found.append(Problem(("cluster.shards",), f"{doubled[0]} is listed more than once"))
+    return found
 
 
 def _wallets(config: Config) -> list[Problem]:

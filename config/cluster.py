@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from config.kinds import Table, Text
+from config.kinds import Seconds, Table, Text
 
 _SHARD = re.compile(r"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
 _MOST_SHARDS = 1024
@@ -32,6 +32,17 @@ class Cluster(Table, frozen=True, kw_only=True):
             examples=["3/8"],
         ),
     ] = None
+    shards: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="For `utxod gateway`: the addresses of the HTTP interfaces of all shards, in their order, such "
+            "as http://10.0.0.1:8410. The gateway sends http.token to them."
+        ),
+    ] = ()
+    shard_timeout: Annotated[
+        Seconds,
+        Meta(gt=0, description="Time after which a gateway reports that a shard does not answer."),
+    ] = 10.0
 
     @property
     def shard_fault(self) -> str | None:

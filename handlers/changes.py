@@ -16,6 +16,7 @@ from handlers import cursors
 from handlers.answers import Utxo
 from handlers.effects import Effects
 from handlers.events import Point
+from handlers.parts import Key, Part
 from handlers.query import Snapshot
 from handlers.records import Entry
 from storage import keys
@@ -23,6 +24,7 @@ from storage.change_log import BlockFact, LogStore, Place, RollbackFact
 from storage.errors import Damaged
 
 Kind = Literal["created", "spent"]
+_encode = msgspec.json.Encoder().encode
 
 
 class UnknownPoint(Exception):
@@ -51,7 +53,7 @@ class Change(Utxo, frozen=True, kw_only=True, gc=False):
     change: Kind
 
 
-class _Cut(Struct, array_like=True, frozen=True):
+class ChangesCut(Struct, array_like=True, frozen=True):
     """The content of a cursor: how many outputs of a block, by ordinal and hash, were listed; created ones first."""
 
     ordinal: int
@@ -67,7 +69,7 @@ class Changes:
         self._shot, self._txn = shot, shot.txn
         self._log = LogStore(shot.store.disk)
         self._effects: dict[int, Effects] = {}
-        self._at = self._next = _Cut(0, b"", 0, 0)  # the place in the list, and the place after the next change
+        self._at = self._next = ChangesCut(0, b"", 0, 0)  # the place in the list, and the place after the next change
 
     # --- where a list begins -----------------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class Changes:
             BadCursor: it was not made here.
             UnknownPoint, PointGone, PointRemoved: it can't be continued.
         """
-        cut = cursors.read(cursor, _Cut)
+        cut = cursors.read(cursor, ChangesCut)
         if self._shot.ordinal_of(cut.hash) != cut.ordinal:
             self._refuse(f"block {cut.hash.hex()}, at which this cursor was cut,", cut.hash)
         if cut.ordinal <= self._shot.state.floor:
@@ -130,7 +132,7 @@ class Changes:
         """Begin after a block."""
         if ordinal < self._shot.state.floor:
             raise self._gone(what)
-        self._at = _Cut(ordinal, b"", -1, -1)
+        self._at = ChangesCut(ordinal, b"", -1, -1)
 
     def _refuse(self, what: str, block_hash: bytes) -> NoReturn:
         """Return why a block that is not in the chain was never in it."""
@@ -163,6 +165,26 @@ class Changes:
             return self._shot.point(ordinal - 1)
         return self._shot.tip()
 
+    # --- the part of a shard ------------------------------------------------------------------------------------------
+
+    def part(self, count: int) -> Part:
+        """Return the next changes for a gateway; their numbers count the changes of their kind in their block."""
+        found, keys, numbers = list[Change](), list[Key](), list[int]()
+        known: dict[tuple[int, Kind], Iterator[Key]] = {}
+        for change in self._changes():
+            if len(found) == count:
+                return Part(keys, numbers, list(map(_encode, found)), "", True)
+            at, kind = self._next, change.change
+            if (each := (at.ordinal, kind)) not in known:
+                effects = self._effects_of(at.ordinal)
+                begin = (at.created if kind == "created" else at.spent) - 1
+                known[each] = effects.created_keys(begin) if kind == "created" else effects.spent_keys(begin)
+            found.append(change)
+            keys.append(next(known[each]))
+            numbers.append(at.created if kind == "created" else at.spent)
+            self._at = at
+        return Part(keys, numbers, list(map(_encode, found)), "", False)
+
     # --- the list ----------------------------------------------------------------------------------------------------
 
     def page(self, count: int) -> tuple[list[Change], str | None]:
@@ -180,7 +202,7 @@ class Changes:
         first = at.ordinal if at.created >= 0 else at.ordinal + 1
         for ordinal in range(first, self._shot.state.tip + 1):
             effects = self._effects_of(ordinal)
-            done = at if ordinal == at.ordinal and at.created >= 0 else _Cut(ordinal, effects.block.hash, 0, 0)
+            done = at if ordinal == at.ordinal and at.created >= 0 else ChangesCut(ordinal, effects.block.hash, 0, 0)
             if not done.spent:  # else all of the created ones were listed
                 for n, entry in enumerate(effects.created(done.created), done.created + 1):
                     self._next = msgspec.structs.replace(done, created=n)

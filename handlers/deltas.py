@@ -5,10 +5,10 @@ It is there for every block above the rollback floor, and does not change while 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Annotated, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from formats.canonical import Item, encode
 from handlers.answers import Hash, Utxo
 from handlers.effects import Effects
+from handlers.parts import DeltaPart
 from handlers.query import Snapshot
 from handlers.records import Entry
 from storage.errors import Damaged
@@ -29,6 +30,7 @@ _MOST_HEIGHT = 0xFFFF_FFFF
 (OUTPOINT, RECORD, SPENT_BY) = range(3)
 
 T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
 
 
 class Changed(Struct, frozen=True, kw_only=True, gc=False):
@@ -82,6 +84,24 @@ class NoDelta(Exception):
         self.code = code
 
 
+class Whole(Protocol):
+    """What a delta is written from: that of a block, or of its parts in several shards."""
+
+    created: list[Any]
+    spent: list[Any]
+    contains_invalid: bool
+
+    @property
+    def block(self) -> BlockRow | DeltaPart:
+        """Return the place of the block."""
+
+    def failed(self) -> Iterator[tuple[bytes, bool]]:
+        """Yield the transactions that failed phase 2, and whether they had a collateral return."""
+
+    def leaves(self) -> tuple[list[int], list[int]] | None:
+        """Return the leaves that the block appended and those that it spent; None where there are none."""
+
+
 class Form(Protocol[T]):
     """How a delta is written: its outputs one by one, then all of it."""
 
@@ -126,6 +146,19 @@ class Delta(Generic[T]):
         """Return the answer, once all of it is read."""
         return self._form.whole(self)
 
+    def part(self, write: Callable[[T], bytes]) -> DeltaPart:
+        """Return the part of a shard for a gateway, once all of it is read."""
+        effects = self._effects
+        return DeltaPart(
+            self.block.height,
+            self.block.slot,
+            self.block.hash,
+            self.contains_invalid,
+            (list(effects.created_keys()), list(map(write, self.created))),
+            (list(effects.spent_keys()), list(map(write, self.spent))),
+            [(key, *each) for key, each in zip(effects.failed_keys(), effects.failed(), strict=True)],
+        )
+
     def failed(self) -> Iterator[tuple[bytes, bool]]:
         """Yield the transactions that failed phase 2, and whether they had a collateral return."""
         return self._effects.failed()
@@ -149,18 +182,7 @@ class InJson:
 
     def whole(self, delta: Delta[Changed]) -> bytes:
         """Return the delta with its fields."""
-        leaves = delta.leaves()
-        answer = BlockDelta(
-            block_number=delta.block.height,
-            slot=delta.block.slot,
-            block_hash=delta.block.hash.hex(),
-            created=delta.created,
-            spent=delta.spent,
-            flags=DeltaFlags(delta.contains_invalid),
-            tx_flags=[DeltaTx(txid.hex(), True, returned) for txid, returned in delta.failed()],
-            mmr=None if leaves is None else DeltaLeaves(*leaves),
-        )
-        return msgspec.json.encode(answer)
+        return whole_json(delta)
 
 
 class InCbor:
@@ -178,20 +200,41 @@ class InCbor:
 
     def whole(self, delta: Delta[Item]) -> bytes:
         """Return the delta's map."""
-        failed, leaves = list(delta.failed()), delta.leaves()
-        fields: dict[int, object] = {
-            HEIGHT: delta.block.height,
-            SLOT: delta.block.slot,
-            HASH: delta.block.hash,
-            CREATED: delta.created,
-            SPENDS: delta.spent,
-            FLAGS: {0: delta.contains_invalid},
-        }
-        if failed:
-            fields[TX_FLAGS] = [{0: txid, 1: True, 2: returned} for txid, returned in failed]
-        if leaves is not None:
-            fields[MMR] = dict(enumerate(leaves))
-        return encode(fields)
+        return whole_cbor(delta)
+
+
+def whole_json(delta: Whole) -> bytes:
+    """Return a delta in JSON, with outputs in that form."""
+    leaves = delta.leaves()
+    answer = BlockDelta(
+        block_number=delta.block.height,
+        slot=delta.block.slot,
+        block_hash=delta.block.hash.hex(),
+        created=delta.created,
+        spent=delta.spent,
+        flags=DeltaFlags(delta.contains_invalid),
+        tx_flags=[DeltaTx(txid.hex(), True, returned) for txid, returned in delta.failed()],
+        mmr=None if leaves is None else DeltaLeaves(*leaves),
+    )
+    return _encode(answer)
+
+
+def whole_cbor(delta: Whole) -> bytes:
+    """Return a delta in CBOR, with outputs in that form."""
+    failed, leaves = list(delta.failed()), delta.leaves()
+    fields: dict[int, object] = {
+        HEIGHT: delta.block.height,
+        SLOT: delta.block.slot,
+        HASH: delta.block.hash,
+        CREATED: delta.created,
+        SPENDS: delta.spent,
+        FLAGS: {0: delta.contains_invalid},
+    }
+    if failed:
+        fields[TX_FLAGS] = [{0: txid, 1: True, 2: returned} for txid, returned in failed]
+    if leaves is not None:
+        fields[MMR] = dict(enumerate(leaves))
+    return encode(fields)
 
 
 def read_block(text: str) -> int | bytes:

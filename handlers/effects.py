@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from handlers.parts import SPENT, Key, keys_of_outputs, keys_of_txs
 from handlers.records import Entry, Spend
 from storage.rows import TxFlag
 
@@ -44,6 +45,25 @@ class Effects:
             by = stored.homes(np.unique(np.array([spend.spender for spend in some], np.int64)))
             for spend, entry in zip(some, self._shot.born([spend.number for spend in some]), strict=True):
                 yield replace(entry, spend=Spend(by[spend.spender].txid, self.block))
+
+    def created_keys(self, start: int = 0) -> Iterator[Key]:
+        """Yield the keys of what `created` yields, in the store of a shard."""
+        numbers = self._shot.stored.outputs.within(*self._range())[start:].tolist()
+        for at in range(0, len(numbers), _STEP):
+            yield from keys_of_outputs(self._shot, numbers[at : at + _STEP])
+
+    def spent_keys(self, start: int = 0) -> Iterator[Key]:
+        """Yield the keys of what `spent` yields, in the store of a shard."""
+        spends = self._shot.stored.undo(self._ordinal) or []
+        for at in range(start, len(spends), _STEP):
+            some = spends[at : at + _STEP]
+            for spend, key in zip(some, keys_of_txs(self._shot, [each.spender for each in some]), strict=True):
+                yield (key[0], SPENT, key[2], spend.input)
+
+    def failed_keys(self) -> list[Key]:
+        """Return the keys of what `failed` yields, in the store of a shard."""
+        numbers = self._shot.stored.txs.within(*self._range()).tolist() if self.contains_invalid else []
+        return keys_of_txs(self._shot, [n for n in numbers if self._shot.stored.tx_of(n).failed])
 
     def failed(self) -> Iterator[tuple[bytes, bool]]:
         """Yield the transactions that failed phase 2, and whether they had a collateral return."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import lmdb
 
+from handlers.as_of import AS_OF, EarlierBoundaries
 from handlers.boundary import Boundary, CursorGone, NoIndex, Page, Sum, Torn
 from handlers.passed import Passed
 from handlers.points import to_point
@@ -50,18 +51,21 @@ class Query:
         self._cache_bytes = cache_bytes
         self._boundary: Boundary | None = None
         self._commit = -1  # the last one that was examined
+        self._earlier = EarlierBoundaries(store)
         self._map_size = store.disk.map_size()
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Open one block boundary.
+        """Open one block boundary: the latest one, or that of `AS_OF`.
 
         Raises:
             Torn: the map of the store grew; only if the caller yielded to other tasks meanwhile.
+            NotAsOf: the store cannot answer as of the requested block.
         """
         try:
             with self.store.disk.read() as txn:
-                yield Snapshot(self, txn, self._open(txn))
+                boundary, as_of = self._open(txn), AS_OF.get()
+                yield Snapshot(self, txn, boundary if as_of is None else self._earlier.find(txn, boundary, as_of))
         except lmdb.Error as error:
             before, self._map_size = self._map_size, self.store.disk.map_size()
             if before == self._map_size:

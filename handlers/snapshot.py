@@ -89,7 +89,8 @@ class Snapshot:
 
     def ordinal_of(self, block_hash: bytes) -> int | None:
         """Return the ordinal of a block of the chain."""
-        return self.store.ordinal_of(self.txn, block_hash)
+        ordinal = self.store.ordinal_of(self.txn, block_hash)
+        return ordinal if ordinal is not None and ordinal <= self.state.tip else None
 
     def reaching(self, height: int) -> tuple[int, BlockRow]:
         """Return the first block that is at a height or above it."""
@@ -264,12 +265,17 @@ class Snapshot:
         """Return live outputs as a JSON list, byte for byte what the encoder makes of them."""
         key = b"".join(places)
         if self._given_of(places):  # which others may have been written for an earlier owner
-            return b"[" + b",".join(_encode(self.utxo(entry)) for entry in self.entries(places)) + b"]"
-        written = self.boundary.written.find(key)
-        if written is None:
+            return b"[" + b",".join(self.texts(places)) + b"]"
+        if (written := self.boundary.written.find(key)) is None:
             written = ("[" + ",".join(self._write(list(unpack(f">{len(places)}Q", key)))) + "]").encode()
             self.boundary.written.keep(key, written)
         return written
+
+    def texts(self, places: list[bytes]) -> list[bytes]:
+        """Return live outputs as JSON, one by one."""
+        if self._given_of(places):
+            return [_encode(self.utxo(entry)) for entry in self.entries(places)]
+        return [text.encode() for text in self._write(list(map(_number, places)))]
 
     def _write(self, wanted: list[int]) -> Iterator[str]:
         """Yield each output as JSON. The hot path of queries that are not cached."""

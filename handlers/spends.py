@@ -15,10 +15,10 @@ class Spends:
 
     def __init__(self, shot: Snapshot) -> None:
         stored = shot.stored
-        reachable, parts = stored.reachable, [np.empty(0, np.int64)]
+        reachable, end, parts = stored.reachable, shot.state.next_number, [np.empty(0, np.int64)]
         spenders = [np.empty(0, np.int64)]
-        for entries in stored.index("spender").within(0, max(shot.state.next_number, 1)):
-            kept = entries[entries["number"] >= reachable]
+        for entries in stored.index("spender").within(0, max(end, 1)):
+            kept = entries[(entries["number"] >= reachable) & (entries["number"] < end)]
             parts.append(kept["prefix"].astype(np.int64))
             spenders.append(kept["number"])
         numbers = np.concatenate(parts)

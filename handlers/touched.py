@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from msgspec import Meta, Struct
 from handlers.answers import Hash
 from handlers.boundary import NoIndex
 from handlers.snapshot import Snapshot
-from handlers.walk import PLACE, Order
+from handlers.walk import PLACE, Cut, Order
 from storage.history import touches
 from storage.history.layout import Numbers
 from storage.history.output_keys import address_key
@@ -31,6 +32,8 @@ class Touching(Struct, frozen=True, kw_only=True):
     """A page of them, and data about the list."""
 
     transactions: list[AddressTx]
+    numbers: list[int]
+    cut: Cut
     next_cursor: str | None
     complete_from: Annotated[int, Meta(description="height of the first block of which every transaction is listed")]
 
@@ -49,13 +52,21 @@ def touching(shot: Snapshot, address: bytes, count: int, order: Order, page: int
     question = touches.KIND.encode() + address
     after = None if cursor is None else int(PLACE.unpack(shot.read_cut(cursor, question, order))[0])
     index, prefix = shot.stored.index(touches.KIND), shot.stored.prefix(address_key(address))
-    start = -1 if after is None else after
-    listed = index.ascending(prefix, start) if order == "asc" else index.descending(prefix, after)
+    start, end = -1 if after is None else after, shot.state.next_number
+    if order == "asc":
+        listed: Iterator[Numbers] = (part[part < end] for part in index.ascending(prefix, start))
+    else:
+        listed = index.descending(prefix, end if after is None else min(after, end))
     numbers = list(islice(_flat(listed, (page - 1) * count), count + 1))
-    cut = shot.cut(PLACE.pack(numbers[count - 1]), question, order) if len(numbers) > count else None
-    found = [_answer(shot, number) for number in numbers[:count]]
+    cut = partial(shot.cut, key=question, order=order)
     lowest = min(max(first, 1), shot.state.tip)
-    return Touching(transactions=found, next_cursor=cut, complete_from=shot.block(lowest).height if lowest else 0)
+    return Touching(
+        transactions=[_answer(shot, number) for number in numbers[:count]],
+        numbers=numbers[:count],
+        cut=cut,
+        next_cursor=cut(PLACE.pack(numbers[count - 1])) if len(numbers) > count else None,
+        complete_from=shot.block(lowest).height if lowest else 0,
+    )
 
 
 def _flat(parts: Iterator[Numbers], skip: int) -> Iterator[int]:

@@ -117,7 +117,7 @@ class Walk:
     """
 
     def __init__(self, listed: Iterator[Numbers], live: Live, holds: Holds, cut: Cut, *, every: bool) -> None:
-        self._listed, self._live, self._holds, self._cut, self._every = listed, live, holds, cut, every
+        self._listed, self._live, self._holds, self.cut, self._every = listed, live, holds, cut, every
         self._parts_read, self._last = 0, HIGHEST + 1  # parts, and the last number in them
         self._examined = self._lived = 0  # numbers
         self._part = self._pending = np.empty(0, np.int64)  # not checked yet; live, but not read yet
@@ -198,4 +198,4 @@ class Walk:
         for _ in self._find(count + 1):
             pass
         places = self.next(count)
-        return places, self._cut(places[-1]) if self._found else None
+        return places, self.cut(places[-1]) if self._found else None

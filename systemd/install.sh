@@ -46,7 +46,7 @@ systemd_runs() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
 
 remove_all() {
   if systemd_runs; then
-    systemctl disable --now utxod.socket utxod.service utxod-backup.timer 2>/dev/null || true
+    systemctl disable --now utxod.socket utxod.service utxod-gateway.service utxod-backup.timer 2>/dev/null || true
     systemctl stop utxod-backup.service 'utxod-feed@*.service' 'utxod-replica@*.service' 2>/dev/null || true
     rm -f /etc/systemd/system/*.wants/utxod-{feed,replica}@*.service
   fi
@@ -55,7 +55,8 @@ remove_all() {
   rm -f "$root/usr/local/lib/sysusers.d/utxod.conf" "$root/usr/local/lib/tmpfiles.d/utxod.conf" \
     "$share/man/man1/utxod.1" "$root/usr/local/bin/utxod"
   rm -rf "$share/doc/utxod" "$root$prefix"
-  [ -z "$purge" ] || rm -rf "$root/etc/utxod" "$root/var/lib/utxod" "$root/var/lib/utxod-replicas" "$root/var/backups/utxod" \
+  [ -z "$purge" ] || rm -rf "$root/etc/utxod" "$root/var/lib/utxod" "$root/var/lib/utxod-replicas" "$root/var/lib/utxod-gateway" \
+    "$root/var/backups/utxod" \
     "$root/var/lib/systemd/timers/stamp-utxod-backup.timer"
   if systemd_runs; then systemctl daemon-reload; fi
   if [ -z "$purge" ]; then echo "removed; /etc/utxod, /var/lib/utxod and /var/backups/utxod were kept"; else echo removed; fi
@@ -113,7 +114,7 @@ systemd-sysusers utxod.conf
 systemd-tmpfiles --create utxod.conf
 if systemd_runs; then
   systemctl daemon-reload
-  systemctl try-restart utxod.service
+  systemctl try-restart utxod.service utxod-gateway.service
 fi
 cat <<TEXT
 installed. Next:

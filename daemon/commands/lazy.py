@@ -20,6 +20,7 @@ class MainGroup(Group):
         "compact": "copies",
         "doctor": "doctor",
         "export": "whole",
+        "gateway": "gateway",
         "init": "init",
         "migrate": "copies",
         "query": "query",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import anyio
 import msgspec
@@ -16,12 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
-from daemon import VERSION
-from daemon.http import pages
 from daemon.http.blocks import BlockRoutes
 from daemon.http.changes import ChangeRoutes
 from daemon.http.daemon_link import DaemonLink
 from daemon.http.datums import DatumRoutes
+from daemon.http.descriptions import descriptions
 from daemon.http.events import EventsRoute
 from daemon.http.guard import Guard
 from daemon.http.history import HistoryRoutes
@@ -49,9 +48,9 @@ from daemon.http.status import StatusRoute
 from daemon.http.transactions import TxRoutes
 from daemon.http.waiting import WaitingRoute
 from daemon.turns import Turns
-from handlers import schema
 from handlers.addresses import AddressError, Codec
 from handlers.answers import Balance, Health, to_tip
+from handlers.as_of import NotAsOf
 from handlers.events import Point
 from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from handlers.readiness import blocks_behind, readiness
@@ -69,7 +68,6 @@ _encode = msgspec.json.Encoder().encode
 
 _ADDRESSES = 8192  # texts whose bytes are kept
 _SHORT = 128  # characters; the few longer texts are not cached
-_HTML = "text/html; charset=utf-8"
 _TRANSACTIONS = {
     "/api/v1/txs/{txid}": "transaction",
     "/api/v1/txs/{txid}/raw": "raw",
@@ -130,10 +128,7 @@ class Site:
             "/health/live": self.live,
             "/health/ready": self.ready,
             "/metrics": self.prometheus,
-            "/openapi.json": self.contract,
-            "/messages.json": self.messages,
-            "/docs": self.docs,
-            "/": self.page,
+            **descriptions(self._tip),
         }
         for path, name in _TRANSACTIONS.items():
             if self.transactions is None:
@@ -275,24 +270,6 @@ class Site:
         """Metrics as Prometheus text."""
         return answer(request, self._tip(), self.metrics(), "text/plain; version=0.0.4; charset=utf-8", UNSTORED)
 
-    # --- the contract and the pages ------------------------------------------------------------------------------
-
-    async def contract(self, request: Request) -> Response:
-        """The contract as OpenAPI."""
-        return answer(request, self._tip(), _contract())
-
-    async def messages(self, request: Request) -> Response:
-        """The messages of the socket as JSON Schema."""
-        return answer(request, self._tip(), _messages())
-
-    async def docs(self, request: Request) -> Response:
-        """A page to read and try the contract."""
-        return answer(request, self._tip(), pages.docs(), _HTML, pages.headers(pages.docs()))
-
-    async def page(self, request: Request) -> Response:
-        """The operator's page."""
-        return answer(request, self._tip(), pages.operator(), _HTML, pages.headers(pages.operator()))
-
     def _absent(self, what: str) -> Endpoint:
         async def absent(request: Request) -> Response:
             raise Problem(503, "not_enabled", f"{request.scope['path']} needs {what}, which this daemon does not keep")
@@ -309,23 +286,13 @@ class Site:
             with self.query.snapshot() as shot:
                 return shot.tip()
         except Exception as error:
-            if not isinstance(error, StoreError) and damage(error) is None:
+            if not isinstance(error, (StoreError, NotAsOf)) and damage(error) is None:
                 raise
             return None
 
     async def fail(self, request: Request, error: Exception) -> Response:
         """Return any error in the API's error format."""
         return failed(request, error, self._tip())
-
-
-@cache
-def _contract() -> bytes:
-    return _encode(document())
-
-
-@cache
-def _messages() -> bytes:
-    return _encode(schema.document(VERSION))
 
 
 def build_disabled(token: str | None) -> ASGIApp:
@@ -340,25 +307,12 @@ def build_disabled(token: str | None) -> ASGIApp:
     async def ready(request: Request) -> Response:
         return answer(request, None, _encode(_no_health("not_enabled")), JSON, UNSTORED, 503)
 
-    async def contract(request: Request) -> Response:
-        return answer(request, None, _contract())
-
-    async def messages(request: Request) -> Response:
-        return answer(request, None, _messages())
-
-    async def docs(request: Request) -> Response:
-        return answer(request, None, pages.docs(), _HTML, pages.headers(pages.docs()))
-
-    async def page(request: Request) -> Response:
-        return answer(request, None, pages.operator(), _HTML, pages.headers(pages.operator()))
-
     async def fail(request: Request, error: Exception) -> Response:
         return failed(request, error, None)
 
-    own = {"/health/live": live, "/health/ready": ready, "/docs": docs, "/": page}
-    own |= {"/openapi.json": contract, "/messages.json": messages}
+    own = {**descriptions(lambda: None), "/health/live": live, "/health/ready": ready}
     routes = [Route(path, own.get(path, data), methods=["GET"]) for path in document()["paths"]]
-    app = _application(routes, fail)
+    app = application(routes, fail)
     return app if token is None else Guard(app, token)
 
 
@@ -384,12 +338,20 @@ def build(site: Site, token: str | None) -> ASGIApp:
                 await site.recovery.close()
             tasks.cancel_scope.cancel()
 
-    app = _application(site.routes(), site.fail, lifespan)
+    app = application(site.routes(), site.fail, lifespan)
     return app if token is None else Guard(app, token)
 
 
-def _application(routes: list[Route], fail: Fail, lifespan: Lifespan[Starlette] | None = None) -> Starlette:
-    kinds: tuple[type[Exception], ...] = (Problem, NoIndex, Torn, SnapshotExpired, Damaged, HTTPException, Exception)
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, fail), lifespan=lifespan)
+_EXPECTED = (Problem, NoIndex, NotAsOf, Torn, SnapshotExpired, Damaged, HTTPException)
+
+
+def application(
+    routes: list[Route],
+    fail: Fail,
+    lifespan: Lifespan[Starlette] | None = None,
+    expected: tuple[type[Exception], ...] = _EXPECTED,
+) -> Starlette:
+    """Return an application with these routes, whose errors are answered by `fail`; others than expected are bugs."""
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((*expected, Exception), fail), lifespan=lifespan)
     app.router.redirect_slashes = False  # a path with one more is another path, and there is nothing
     return app

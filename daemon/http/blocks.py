@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from daemon.http.lists import of
 from daemon.http.reply import CBOR, JSON, Problem, known, reply, stamp, wants_cbor
+from daemon.http.shard import PART, encode_part, part_of
 from daemon.turns import Turns
 from handlers.blocks import facts
 from handlers.deltas import Form, InCbor, InJson, NoDelta, T, find, read_block
 from handlers.query import Query, Snapshot
 from storage.windows import Windows
 
+_encode = msgspec.json.Encoder().encode
 _MOST = 100_000  # outputs in one response: some 100 MB to send
 
 
@@ -41,10 +46,18 @@ class BlockRoutes:
         async with self._one:
             with self._query.snapshot() as shot:
                 if as_cbor:
-                    return await self._answer(request, shot, block, InCbor(shot), CBOR)
-                return await self._answer(request, shot, block, InJson(shot), JSON)
+                    return await self._answer(request, shot, block, InCbor(shot), CBOR, bytes)
+                return await self._answer(request, shot, block, InJson(shot), JSON, _encode)
 
-    async def _answer(self, request: Request, shot: Snapshot, block: int | bytes, form: Form[T], kind: str) -> Response:
+    async def _answer(
+        self,
+        request: Request,
+        shot: Snapshot,
+        block: int | bytes,
+        form: Form[T],
+        kind: str,
+        write: Callable[[T], bytes],
+    ) -> Response:
         etag, headers, _ = stamp(*of(shot, as_cbor=kind == CBOR))
         try:
             delta = find(shot, self._windows, block, form)
@@ -61,6 +74,8 @@ class BlockRoutes:
             if await request.is_disconnected():
                 return Response(status_code=503)  # the client has disconnected
             shot.check_age()
+        if part_of(request.scope) is not None:
+            return Response(encode_part(delta.part(write)), 200, headers, PART)
         return Response(delta.whole(), 200, headers, kind)
 
 

@@ -6,10 +6,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from daemon.http.reply import Problem, answer, good_cursor, hex_of, paging
+from daemon.http.shard import PART, encode_part, part_of
 from handlers.answers import to_tip
 from handlers.changes import Changes, PointGone, PointRemoved, UnknownPoint
 from handlers.events import Point
@@ -30,7 +32,9 @@ class ChangeRoutes:
     async def changes(self, request: Request) -> Response:
         """A page of the outputs created and spent since a point."""
         requested = paging(request.scope["query_string"], _REFUSED)
-        since = _since(request.scope["query_string"], requested.cursor)
+        since, part = since_of(request.scope["query_string"], requested.cursor), part_of(request.scope)
+        if part is not None and part.cursor is not None:
+            since, requested = None, replace(requested, cursor=part.cursor)
         with self._query.snapshot() as shot:
             changes, tip = Changes(shot), shot.tip()
             try:
@@ -45,13 +49,15 @@ class ChangeRoutes:
                 hint = "undo the changes after the ancestor, and continue from there"
                 detail = {"ancestor": _shown(error.ancestor)}
                 raise Problem(409, "point_removed", str(error), hint, detail) from error
+            if part is not None:
+                return answer(request, tip, encode_part(changes.part(part.count)), PART)
             found, cursor = changes.page(requested.count)
         here = "origin" if tip is None else f"{tip.height}.{tip.hash.hex()}"
         more = {"X-Next-From": here} if cursor is None else {"X-Next-Cursor": cursor}
         return answer(request, tip, _encode(found), more=more)
 
 
-def _since(query_string: bytes, cursor: str | None) -> str | None:
+def since_of(query_string: bytes, cursor: str | None) -> str | None:
     """Return where the list begins; None where a cursor determines it."""
     given = parse_qs(query_string.decode("latin-1"), keep_blank_values=True).get("from", [])
     if len(given) > 1:

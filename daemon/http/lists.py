@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from daemon.http.reply import CBOR, JSON, Paging, good_cursor, known, paging, stamp, wants_cbor
+from daemon.http.shard import PART, encode_part, part_of
 from daemon.turns import Turns
 from handlers.events import Point
+from handlers.parts import Part, Wanted, keys_of_outputs
 from handlers.query import Boundary, Listed, Query, Snapshot, Walk
+from handlers.walk import PLACE
 
 Find = Callable[[Snapshot, str], Listed]
 _CACHE_BYTES = 16 << 20  # bytes of answers that are kept until the store moves
@@ -26,7 +30,7 @@ class _Answer(NamedTuple):
     body: bytes
 
 
-_Question = tuple[str, bytes, bool]  # whose list, the query string, and whether as CBOR
+_Question = tuple[str, bytes, bool, Wanted | None]  # whose list, the query string, whether as CBOR, which part
 
 
 class Lists:
@@ -43,7 +47,7 @@ class Lists:
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
         """Answer one request. The hot path: a query that was answered since the last commit costs a read of the tip."""
-        question = (scope["path_params"][self._parameter], scope["query_string"], wants_cbor(scope))
+        question = (scope["path_params"][self._parameter], scope["query_string"], wants_cbor(scope), part_of(scope))
         with self._query.snapshot() as shot:
             if shot.boundary is not self._boundary:
                 self._forget(shot.boundary)
@@ -54,8 +58,10 @@ class Lists:
             await _send(send, 200, [*answer.headers, *answer.more], answer.body)
 
     async def _make(self, question: _Question, shot: Snapshot, scope: Scope) -> _Answer:
-        text, query_string, as_cbor = question
+        text, query_string, as_cbor, part = question
         requested = paging(query_string)
+        if part is not None:
+            requested = replace(requested, count=part.count, page=1, cursor=part.cursor)
         etag, _named, headers = stamp(*of(shot, as_cbor=as_cbor))
         walk = _walk(shot, self._find(shot, text), requested)
         if known(scope, etag):  # the query is valid, and the client has the answer already
@@ -64,8 +70,10 @@ class Lists:
             await self._turns.next()
             shot.check_age()
         places, cursor = walk.take(requested.count)
-        body = shot.cbor(places) if as_cbor else shot.json(places)
-        kind = CBOR if as_cbor else JSON
+        if part is None:
+            body, kind = shot.cbor(places) if as_cbor else shot.json(places), CBOR if as_cbor else JSON
+        else:
+            body, kind = encode_part(_part(shot, walk, places, cursor, as_cbor=as_cbor)), PART
         more = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]
         if cursor is not None:
             more.append((b"x-next-cursor", cursor.encode()))
@@ -95,6 +103,12 @@ def of(shot: Snapshot, *, as_cbor: bool = False) -> tuple[Point | None, *tuple[s
 def _walk(shot: Snapshot, where: Listed, requested: Paging) -> Walk:
     with good_cursor():
         return shot.walk(where, requested.order, requested.cursor, requested.asset)
+
+
+def _part(shot: Snapshot, walk: Walk, places: list[bytes], cursor: str | None, *, as_cbor: bool) -> Part:
+    numbers: list[int] = [PLACE.unpack(place)[0] for place in places]
+    items = [shot.query.records.pair(each) for each in shot.entries(places)] if as_cbor else shot.texts(places)
+    return Part(keys_of_outputs(shot, numbers), numbers, items, walk.cut(PLACE.pack(0)), cursor is not None)
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:

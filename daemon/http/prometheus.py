@@ -99,7 +99,7 @@ class Scrape(Collector):
         answers, workers = served(self._metrics_folder, self._parent)
         answers = answers if workers else self._own
         yield _gauge("http_workers", "Running HTTP workers.", max(workers, 1))
-        yield from _http(answers)
+        yield from http_metrics(answers)
         dropped = {"http": answers.log_lines_dropped}
         if numbers is not None:
             dropped["daemon"] = numbers.log_lines_dropped
@@ -189,7 +189,8 @@ def _readers(numbers: ReaderNumbers | None) -> Iterator[Metric]:
     yield _counter("readers_killed_total", text, "", {"": numbers.killed} if numbers else {})
 
 
-def _http(answers: Served) -> Iterator[Metric]:
+def http_metrics(answers: Served) -> Iterator[Metric]:
+    """Yield what HTTP workers have answered and refused."""
     yield _gauge("http_connections", "Open connections to HTTP workers.", answers.connections)
     text = "HTTP requests refused before a route processed them, and connections closed early."
     yield _counter("http_refused_total", text, "reason", dict.fromkeys(REASONS, 0) | answers.refused)

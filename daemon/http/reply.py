@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from handlers.answers import Failure
+from handlers.as_of import NotAsOf
 from handlers.cursors import BadCursor
 from handlers.events import Point
 from handlers.query import CursorGone, NoIndex, Order, Snapshot, Torn
@@ -279,6 +280,8 @@ def failed(request: Request, error: Exception, tip: Point | None) -> Response:
             problem = Problem(503, "not_enabled", message, "utxod reindex builds it")
         case Torn():
             problem = Problem(503, "store_grew", "the store's map grew during this long answer", "try again")
+        case NotAsOf():
+            problem = Problem(412, "as_of_unknown" if error.unknown else "as_of_gone", str(error))
         case SnapshotExpired():
             problem = Problem(503, "snapshot_expired", str(error), "request less, page by cursor, or try again later")
         case HTTPException(status_code=404):

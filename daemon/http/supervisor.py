@@ -53,11 +53,11 @@ def listen(where: Endpoint) -> socket.socket:
     return listening
 
 
-def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
-    """Serve without a daemon, until a signal stops the process."""
+def serve_alone(config: Config, config_file: Path | None, workers: int, name: str = "serve") -> None:
+    """Serve without a daemon, until a signal stops the process; `name` is the command of the workers."""
 
     async def main() -> None:
-        supervisor = Supervisor(config, workers)
+        supervisor = Supervisor(config, workers, name)
         reload = Reloader(config, config_file, supervisor.reload)
         with receiver() as signals:
             async with anyio.create_task_group() as tasks:
@@ -72,9 +72,9 @@ def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
 class Supervisor:
     """Keeps the configured number of workers running. Each gets the configuration in force, not the current file."""
 
-    def __init__(self, config: Config, workers: int) -> None:
+    def __init__(self, config: Config, workers: int, name: str = "serve") -> None:
         self._config = config
-        self._workers = workers
+        self._workers, self._name = workers, name
         self._running: dict[int, anyio.CancelScope] = {}
 
     def reload(self, config: Config, changed: list[str]) -> None:
@@ -111,7 +111,7 @@ class Supervisor:
         while True:
             began = anyio.current_time()
             with anyio.CancelScope() as self._running[number]:
-                code = await worker_process.run(command(descriptors), self._config, descriptors)
+                code = await worker_process.run(command(descriptors, self._name), self._config, descriptors)
             if self._running[number].cancelled_caught:
                 log.info("http_worker_replaced", worker=number)
                 continue
@@ -177,6 +177,6 @@ async def _listen_at_last(name: str, where: Endpoint) -> socket.socket:
             tries += 1
 
 
-def command(descriptors: Sequence[int]) -> Sequence[str]:
+def command(descriptors: Sequence[int], name: str = "serve") -> Sequence[str]:
     """Return what starts a worker on inherited sockets; it reads its configuration from standard input."""
-    return worker_process.command("serve", "--inherit", ",".join(map(str, descriptors)), str(os.getpid()))
+    return worker_process.command(name, "--inherit", ",".join(map(str, descriptors)), str(os.getpid()))

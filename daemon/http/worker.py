@@ -37,6 +37,7 @@ from daemon.http.mmr import MmrRoutes
 from daemon.http.prometheus import Measured, Scrape
 from daemon.http.protocol import HttpConnection
 from daemon.http.recovery import RecoveryRoutes
+from daemon.http.shard import Shard
 from daemon.http.transactions import TxRoutes
 from daemon.metrics import Served, encode, folder, keep_updated, worker_metrics_file
 from daemon.recovery import enabled as recovers
@@ -83,6 +84,9 @@ def work(config: Config, descriptors: list[int], parent: int) -> None:
         )
 
         app = facades.mount(site, config, routes.transactions if routes else None, build(site, config.http.token))
+
+        if config.cluster.shard:
+            app = Shard(app)
 
         def numbers() -> bytes:
             own.log_lines_dropped = dropped_before + lines_dropped()

@@ -31,6 +31,7 @@ class Answer(Struct, frozen=True, gc=False):
     status: int
     reason: str
     body: bytes
+    fields: dict[str, str]
 
 
 class Connection:
@@ -96,7 +97,7 @@ class Connection:
             raise NotHttp("its answer is not HTTP") from error
         option = fields.get("connection", "" if version == "HTTP/1.1" else "close").lower()
         self._open = keep and "close" not in option
-        return Answer(status, reason, body)
+        return Answer(status, reason, body, fields)
 
     async def _line(self) -> str:
         return (await self._reader.readuntil(b"\n")).decode("latin-1").strip()

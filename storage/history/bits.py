@@ -153,7 +153,11 @@ class StoredBits:
             known.update(dict.fromkeys(missing, bytes(CHUNK)))
             for key, value in self._txn.cursor(self._table).getmulti(map(_KEY.pack, missing)):
                 known[_KEY.unpack(key)[0]] = open_chunk(key, value)
+            self._amend(missing)
         return [known[chunk] for chunk in chunks]
+
+    def _amend(self, chunks: list[int]) -> None:
+        """Change chunks that were read, in a view that is not of the table as it is."""
 
     def is_set(self, number: int) -> bool:
         """Return whether a number is set."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from storage.history.held import Checked, HeldValues
-from storage.history.layout import State
+from storage.history.layout import Numbers, State
 from storage.history.stored_index import HeldRuns
 
 _TX_VALUES, _OUTPUT_VALUES = 384, 768  # that are kept, of about 18 KiB each: 21 MiB
@@ -18,6 +18,7 @@ class Kept:
 
     def __init__(self, state: State, before: Kept | None = None, *, grown: bool = False) -> None:
         self.state = state
+        self.revived: Numbers | None = None  # what later blocks spent, if the boundary is not the latest one
         self.bits: dict[int, bytes] = {}  # chunks of them
         self._heights: dict[int, int] = {}  # of blocks, by ordinal
         self.checked: Checked = Checked() if before is None else before.checked

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from msgspec.structs import replace
+
 from storage import keys
 from storage.disk import FORMAT_KEY, META, Disk, Txn
 from storage.errors import WrongFormat
@@ -170,6 +173,17 @@ class HistoryStore:
     def stored(self, txn: Txn, kept: Kept | None = None) -> Stored:
         """Return the tables at one commit; `kept` is the cache of a process that reads repeatedly."""
         return Stored(txn, self.disk.tables, kept)
+
+    def kept_at(self, txn: Txn, kept: Kept, ordinal: int) -> Kept:
+        """Return the cache for an earlier boundary, after a block below the tip that a rollback can return to."""
+        stored, state = self.stored(txn, kept), kept.state
+        blocks = [stored.block(each) for each in range(ordinal + 1, state.tip + 1)]
+        spent = [stored.log(each)["number"] for each in range(ordinal + 1, state.tip + 1)]
+        unspent = state.unspent - sum(each.created for each in blocks) + sum(each.spent for each in blocks)
+        then = replace(state, tip=ordinal, unspent=unspent, next_number=blocks[0].first)
+        earlier = Kept(then, kept, grown=True)
+        earlier.revived = np.sort(np.concatenate(spent))
+        return earlier
 
     def state(self, txn: Txn) -> State:
         """Return where the store is."""

@@ -12,7 +12,7 @@ from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import datums
 from storage.history.arrays import joined, places_among_distinct
-from storage.history.bits import StoredBits
+from storage.history.earlier import bits_of
 from storage.history.kept import Kept
 from storage.history.layout import (
     BLOCK,
@@ -76,14 +76,13 @@ class Stored:
         record = tx_record(txn, tables[META])
         if kept is None:
             self.state: State = stored_state(txn, tables[META])
-            self.live = StoredBits(txn, tables[LIVE])
             self.txs = StoredValues(txn, tables[TX], record)
             self.outputs = StoredValues(txn, tables[OUTPUT], OUTPUT_RECORD)
         else:
             self.state = kept.state
-            self.live = StoredBits(txn, tables[LIVE], kept.bits)
             self.txs = StoredValues(txn, tables[TX], record, kept.txs, kept.checked)
             self.outputs = StoredValues(txn, tables[OUTPUT], OUTPUT_RECORD, kept.outputs, kept.checked)
+        self.live = bits_of(txn, tables[LIVE], kept)
         self._indexes: dict[str, StoredIndex] = {}
         self._reachable: int | None = None
 
@@ -162,7 +161,7 @@ class Stored:
         """Return the latest transaction of an id, while it has unspent outputs or a rollback may reach it."""
         for entry in self.index("txid").find(self.prefix(txid)):
             found = self.txs.get(int(entry["number"]))
-            if found is None or found[0]["id"].tobytes() != txid:
+            if found is None or found[0]["id"].tobytes() != txid or found[0]["number"] >= self.state.next_number:
                 continue
             tx = to_tx(found[0])
             return tx if self.is_kept(tx) else None
@@ -240,7 +239,7 @@ class Stored:
         """Return the spender of an output, in a block that may be rolled back."""
         for entry in self.index("spender").find(number):
             by = int(entry["number"])
-            if by >= self.reachable:
+            if self.reachable <= by < self.state.next_number:
                 return self.tx_of(by)
         return None
 
@@ -248,7 +247,7 @@ class Stored:
         """Return the spenders of the outputs of a range in blocks that may be rolled back: numbers by number."""
         found = dict[int, int]()
         for entries in self.index("spender").within(low, high):
-            entries = entries[entries["number"] >= self.reachable]
+            entries = entries[(entries["number"] >= self.reachable) & (entries["number"] < self.state.next_number)]
             found.update(zip(entries["prefix"].tolist(), entries["number"].tolist(), strict=True))
         return found
 

@@ -9,6 +9,7 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from config.serving import Http
 from daemon.http.facade import Cors, Headers, Mounted, Site, send_all, shows_token
 from daemon.http.kupo.errors import Refused
 from daemon.http.kupo.health import health, prometheus
@@ -17,6 +18,7 @@ from daemon.http.kupo.parameters import bound, on_chain, slot_of
 from daemon.http.kupo.patterns import BadPattern, parse
 from daemon.http.kupo.writing import script_json
 from daemon.http.reply import header
+from handlers.as_of import NotAsOf
 from handlers.blocks import last_upto
 from handlers.datums import search_datum
 from handlers.points import recent
@@ -35,24 +37,12 @@ _encode = msgspec.json.Encoder().encode
 _Answer = Callable[[Scope, Send, list[str]], Awaitable[None]]
 
 
-class Kupo:
-    """Kupo's API over one store."""
+class Paths:
+    """The paths of Kupo's API: which answer they have, and the format of errors."""
 
-    def __init__(self, site: Site) -> None:
-        self._site, self._query, self._turns = site, site.query, site.turns
-        self._cors = Cors(site.config.http.cors_origins)
-        self._token = site.config.http.token
-        self._matches = MatchesRoute(site)
-        self._paths: dict[str, tuple[_Answer, range]] = {
-            "matches": (self._list_matches, range(3)),
-            "datums": (self._datum, range(1, 2)),
-            "scripts": (self._script, range(1, 2)),
-            "checkpoints": (self._checkpoints, range(2)),
-            "health": (self._health, range(1)),
-            "metrics": (self._health, range(1)),
-            "patterns": (self._patterns, range(3)),
-            "metadata": (self._metadata, range(1, 2)),
-        }
+    def __init__(self, http: Http) -> None:
+        self._cors, self._token = Cors(http.cors_origins), http.token
+        self.paths: dict[str, tuple[_Answer, range]] = {}  # what answers, and how many segments follow
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
         """Answer one request."""
@@ -70,15 +60,15 @@ class Kupo:
         except Exception as error:
             if started:  # the client learns it from an answer that breaks off
                 raise
-            refused = _refusal(scope, error)
-            await self.reply(sending, refused.status, _encode(refused.content), self._tip_headers())
+            refused = self.refusal(scope, error)
+            await self.reply(sending, refused.status, _encode(refused.content), self.tip_headers())
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         if scope["type"] != "http":
             raise Refused(404, "there is no WebSocket here")
         path: str = scope["path"].removeprefix("/v1") if scope["path"].startswith("/v1/") else scope["path"]
         name, *segments = path.strip("/").split("/") if path.startswith("/") else [""]
-        found = self._paths.get(name)
+        found = self.paths.get(name)
         if found is None or len(segments) not in found[1] or "" in segments:
             raise Refused(404, "there is no such route: see docs/clients.md, or Kupo's own documentation")
         if scope["method"] == "OPTIONS":
@@ -92,11 +82,38 @@ class Kupo:
             raise Refused(406, f"{name} is read with GET")
         await found[0](scope, send, segments)
 
-    # --- answers -------------------------------------------------------------------------------------------------
-
     async def reply(self, send: Send, status: int, body: bytes, headers: Headers) -> None:
         """Send an answer in JSON."""
         await send_all(send, status, [(b"content-type", JSON), *headers], body)
+
+    def refusal(self, scope: Scope, error: Exception) -> Refused:
+        """Return an error in Kupo's format."""
+        return _refusal(scope, error)
+
+    def tip_headers(self) -> Headers:
+        """Return the headers that name the block of an error."""
+        return []
+
+
+class Kupo(Paths):
+    """Kupo's API over one store."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.config.http)
+        self._site, self._query, self._turns = site, site.query, site.turns
+        self._matches = MatchesRoute(site)
+        self.paths |= {
+            "matches": (self._list_matches, range(3)),
+            "datums": (self._datum, range(1, 2)),
+            "scripts": (self._script, range(1, 2)),
+            "checkpoints": (self._checkpoints, range(2)),
+            "health": (self._health, range(1)),
+            "metrics": (self._health, range(1)),
+            "patterns": (self._patterns, range(3)),
+            "metadata": (self._metadata, range(1, 2)),
+        }
+
+    # --- answers -------------------------------------------------------------------------------------------------
 
     def _headers(self, scope: Scope, shot: Snapshot) -> tuple[Headers, bool]:
         """Return the headers that name the block of an answer, and whether the client has that answer."""
@@ -107,12 +124,13 @@ class Kupo:
             headers.append((b"etag", etag.encode()))
         return headers, bool(etag) and header(scope, b"if-none-match") == etag
 
-    def _tip_headers(self) -> Headers:
+    def tip_headers(self) -> Headers:
+        """Return the headers that name the block of an error."""
         try:
             with self._query.snapshot() as shot:
                 return self._headers({"headers": []}, shot)[0]
         except Exception as error:
-            if damage(error) is None:
+            if not isinstance(error, NotAsOf) and damage(error) is None:
                 raise
             return []
 
@@ -180,7 +198,7 @@ class Kupo:
         """The patterns that are indexed: all outputs are."""
         if segments:
             _pattern("/".join(segments))
-        await self.reply(send, 200, b'["*"]', [each for each in self._tip_headers() if each[0] != b"etag"])
+        await self.reply(send, 200, b'["*"]', [each for each in self.tip_headers() if each[0] != b"etag"])
 
     async def _metadata(self, _: Scope, __: Send, ___: list[str]) -> None:
         """Metadata of transactions."""
@@ -229,6 +247,8 @@ def _refusal(scope: Scope, error: Exception) -> Refused:
             return error
         case NoIndex():
             return Refused(503, f"this needs the index utxo.index.{error}; `utxod reindex` builds it")
+        case NotAsOf():
+            return Refused(412, str(error))
         case Torn() | SnapshotExpired():
             return Refused(503, f"{error or 'the store grew during this long answer'}: try again, or request less")
         case _ if (found := damage(error)) is not None:

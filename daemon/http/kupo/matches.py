@@ -7,6 +7,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from starlette.types import Scope, Send
 
 from daemon.http.facade import Headers, Site, send_all
@@ -16,10 +17,14 @@ from daemon.http.kupo.patterns import BadPattern
 from daemon.http.kupo.patterns import parse as parse_pattern
 from daemon.http.kupo.writing import Creations, MatchWriter, Writer
 from daemon.http.reply import header
+from daemon.http.shard import PART, encode_part, part_of
 from handlers import cursors
 from handlers.boundary import Cut
 from handlers.cursors import BadCursor
 from handlers.matches import Matches, Part, Row, Wanted
+from handlers.parts import Part as ShardPart
+from handlers.parts import Wanted as PartWanted
+from handlers.parts import keys_of_outputs
 from handlers.query import Boundary, CursorGone, Snapshot
 from handlers.rendering import Halves, Written
 from handlers.spends import Spends
@@ -33,7 +38,7 @@ _STRINGS = "asset-quantity=string"
 _KINDS = {False: b"application/json;charset=utf-8", True: b"application/json;asset-quantity=string;charset=utf-8"}
 
 _HeadersOf = Callable[[Scope, Snapshot], tuple[Headers, bool]]
-_Question = tuple[str, bytes, bool]
+_Question = tuple[str, bytes, bool, PartWanted | None]
 
 
 class _Kept(NamedTuple):
@@ -65,15 +70,17 @@ class MatchesRoute:
 
     async def answer(self, scope: Scope, send: Send, text: str, headers_of: _HeadersOf) -> None:
         """Answer one request."""
-        strings = _STRINGS in (header(scope, b"accept") or "").lower().replace(" ", "")
-        question = (text, scope["query_string"], strings)
+        kind, part = content_type(scope), part_of(scope)
+        question = (text, scope["query_string"], kind == _KINDS[True], part)
         with self._site.query.snapshot() as shot:
             self._prepare(shot)
             headers, fresh = headers_of(scope, shot)
-            headers.append((b"content-type", _KINDS[strings]))
+            headers.append((b"content-type", kind if part is None else PART.encode()))
             kept = self._answers.get(question) or self._unchanged(shot, question)
             if kept is None:
                 requested, want = _request(shot, text, scope["query_string"])
+                if part is not None:
+                    requested = replace(requested, limit=part.count, cursor=part.cursor)
                 if fresh:  # the query is valid, and the client has the answer already
                     kept = _Kept(b"", [])
                 else:
@@ -92,7 +99,7 @@ class MatchesRoute:
 
     def _unchanged(self, shot: Snapshot, question: _Question) -> _Kept | None:
         """Return an answer of an earlier block whose outputs are unspent, if no output was added to its list."""
-        known = self._unspent.find(question)
+        known = self._unspent.find(question)  # never a part: it may be of an earlier block than the answer
         if known is None or not shot.owners.nothing_reassigned:
             return None
         (index, prefix), stored = known.where, shot.stored
@@ -118,11 +125,11 @@ class MatchesRoute:
             if not len(part[0]):
                 await self._turns.next()
                 shot.check_age()
-        lasts = matches.live_only and bool(want.lists) and not requested.resolve_hashes
+        lasts = question[3] is None and matches.live_only and bool(want.lists) and not requested.resolve_hashes
         lasts = lasts and shot.owners.nothing_reassigned
         if requested.limit is not None:
             numbers = _numbers(first)[: requested.limit + 1]
-            kept, read = await self._page(shot, matches, first, parts, requested.limit, writer)
+            kept, read = await self._page(shot, matches, chain(first, parts), requested.limit, writer, question[3])
             lasts = lasts and np.array_equal(read, numbers)
         elif found > _AT_ONCE:
             await self._stream(shot, matches, chain(first, parts), writer, headers, send)
@@ -141,19 +148,21 @@ class MatchesRoute:
         self,
         shot: Snapshot,
         matches: Matches,
-        first: list[Part],
-        rest: Iterator[Part],
+        parts: Iterator[Part],
         limit: int,
         writer: MatchWriter,
+        part: PartWanted | None,
     ) -> tuple[_Kept, Numbers]:
         """Return a page, and the numbers of its outputs; if another page follows, also that of its first output."""
         found = list[Row]()
-        for rows in matches.rows(chain(first, rest), min(limit + 1, _AT_ONCE)):
+        for rows in matches.rows(parts, min(limit + 1, _AT_ONCE)):
             found += rows
             if len(found) > limit:
                 break
             await self._turns.next()
             shot.check_age()
+        if part is not None:
+            return _Kept(encode_part(_part(shot, matches, writer, found, limit)), []), _numbers([])
         written = f"[{','.join(writer.texts(found[:limit]))}]".encode()
         numbers = np.array([row.number for row in found[: limit + 1]], np.int64)
         if len(numbers) <= limit:
@@ -201,6 +210,17 @@ class MatchesRoute:
         else:
             self._answers[question] = kept
         return True
+
+
+def content_type(scope: Scope) -> bytes:
+    """Return the content type that a request accepts: quantities are numbers, or strings."""
+    return _KINDS[_STRINGS in (header(scope, b"accept") or "").lower().replace(" ", "")]
+
+
+def _part(shot: Snapshot, matches: Matches, writer: MatchWriter, found: list[Row], limit: int) -> ShardPart:
+    numbers = [row.number for row in found[:limit]]
+    items = [text.encode() for text in writer.texts(found[:limit])]
+    return ShardPart(keys_of_outputs(shot, numbers), numbers, items, matches.cut_after(0), len(found) > limit)
 
 
 def _numbers(parts: list[Part]) -> Numbers:

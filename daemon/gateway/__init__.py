@@ -1,0 +1,1 @@
+"""The gateway: the HTTP API over all shards of a chain."""
