@@ -12,6 +12,7 @@ from config.settings import Config, socket_path
 from daemon.signals import receiver, wait_for_stop
 from feeds.link import Link
 from feeds.stream.source import following
+from formats.shards import Shard
 from handlers.events import ChainName
 
 log = structlog.get_logger("replica")
@@ -38,11 +39,12 @@ async def _serve(config: Config) -> None:
 async def _follow(config: Config) -> None:
     url = config.cluster.stream
     assert url is not None
+    shard = None if config.cluster.shard is None else Shard.parse(config.cluster.shard)
     notice = partial(_notice, url)
     chain = ChainName(config.chain.family, config.chain.network)
     link = Link(socket_path(config, os.environ), chain=chain, notice=notice)
     log.info("following_stream", stream=url)
-    await link.feed(following(url, await link.arrive(), None, notice))
+    await link.feed(following(url, await link.arrive(), None, notice, shard))
 
 
 def _notice(url: str, line: str) -> None:

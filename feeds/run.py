@@ -7,8 +7,9 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,9 +129,8 @@ def run(
     meet(progress.show)
     with one_line_errors(), progress:
         try:
-            anyio.run(
-                _until_stopped, job, messages, progress, refused, kept, chain, backend_options={"use_uvloop": True}
-            )
+            work = partial(_feed, job, messages, progress, refused, kept, chain)
+            anyio.run(until_stopped, progress, work, backend_options={"use_uvloop": True})
         except KeyboardInterrupt:
             raise click.Abort from None
 
@@ -180,19 +180,12 @@ def one_line_errors() -> Iterator[None]:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from error
 
 
-async def _until_stopped(
-    job: Job,
-    messages: Messages,
-    progress: FeedProgress,
-    refused: Callable[[bytes, Error], None] | None,
-    kept: Callable[[bytes, Error], None] | None,
-    chain: ChainName | None,
-) -> None:
-    """Feed, and end in order on a signal: files are closed, and the next feed continues from the daemon's tip."""
+async def until_stopped(progress: FeedProgress, work: Callable[[], Awaitable[None]]) -> None:
+    """Work, and end in order on a signal: files are closed, and the next feed continues from the daemon's tip."""
     with anyio.CancelScope() as leaving:
         if threading.current_thread() is threading.main_thread():  # only that thread receives signals
             _stop_on_signals(leaving, lambda: progress.show(progress.summary()))
-        await _feed(job, messages, progress, refused, kept, chain)
+        await work()
 
 
 def _stop_on_signals(leaving: anyio.CancelScope, show: Callable[[], None]) -> None:

@@ -28,6 +28,7 @@ class MainGroup(Group):
         "replica": "replica",
         "restore": "copies",
         "send": "send",
+        "split": "split",
         "status": "watch",
         "verify": "whole",
         "wallets": "wallets",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import anyio
 from nats.js import JetStreamContext
@@ -17,6 +17,7 @@ from nats.js.api import KeyValueConfig
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
 from nats.js.kv import KeyValue
 
+from feeds.errors import FeedError
 from feeds.stream.connection import TROUBLE, Connection, describe
 
 LEASE_S = 5.0  # after which another feeder takes over
@@ -25,6 +26,25 @@ _BUCKET = "UTXOD_FEEDERS"
 
 class Interrupted(Exception):
     """The feed has to restart from the end of the stream."""
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise what ended a group of tasks: a FeedError, or else an interruption."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        for kind in (FeedError, Interrupted):
+            if (found := group.subgroup(kind)) is not None:
+                raise _first(found) from group
+        raise
+
+
+def _first(group: BaseExceptionGroup[FeedError | Interrupted]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class Lease:

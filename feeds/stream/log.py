@@ -24,6 +24,7 @@ from feeds.stream.pull import pulling
 from handlers.events import ChainName, Point
 
 KIND, TIP, PART, NETWORK = "Utxod-Event", "Utxod-Tip", "Utxod-Part", "Utxod-Network-Height"
+SOURCE = "Utxod-Source"  # see `Entry.source`
 MOVES = frozenset({"BlockApplied", "Rollback"})  # the events that move the tip
 _ORIGIN = "origin"
 _DEEPEST = 5_000  # blocks: how far heights may be out of order in a stream, because of rollbacks
@@ -42,6 +43,7 @@ class Entry(Struct, frozen=True):
     raw: bytes
     tip: Point | None  # of the chain after this event
     network_height: int | None
+    source: int | None = None  # in the stream of a shard: the sequence of the event in the stream of the chain
 
 
 class Log:
@@ -50,6 +52,8 @@ class Log:
     def __init__(self, connection: Connection, chain: ChainName, notice: Callable[[str], None]) -> None:
         self.name = f"UTXOD_{chain.family}_{chain.network}".upper()
         self.subject = f"utxod.{chain.family}.{chain.network}"
+        self.metadata: dict[str, str] | None = None  # of the stream, if it is created
+        self.publisher = "start a feed with --stream"
         self.connection = connection
         self._notice = notice
 
@@ -62,6 +66,7 @@ class Log:
             storage=StorageType.FILE,
             num_replicas=replicas,
             deny_delete=True,
+            metadata=self.metadata,
         )
         async with self.connection.api() as api:
             try:
@@ -85,7 +90,7 @@ class Log:
             async with self.connection.api() as api:
                 state = (await api.stream_info(self.name)).state
         except NotFoundError:
-            raise FeedError(f"there is no stream {self.name}: start a feed with --stream first") from None
+            raise FeedError(f"there is no stream {self.name}: {self.publisher} first") from None
         return state.first_seq, state.last_seq
 
     async def after(self, tip: Point | None) -> int:
@@ -227,13 +232,16 @@ async def _whole(messages: AsyncIterator[_Message], order: Order) -> AsyncIterat
                 parts[0] if count == 1 else b"".join(parts),
                 _point(headers[TIP]),
                 int(headers[NETWORK]) if NETWORK in headers else None,
+                int(headers[SOURCE]) if SOURCE in headers else None,
             )
             parts, expected = [], 1
 
 
 @asynccontextmanager
-async def opened(url: str, chain: ChainName, notice: Callable[[str], None]) -> AsyncIterator[Log]:
-    """Connect to the servers of a stream.
+async def opened(
+    url: str, chain: ChainName, notice: Callable[[str], None], make: Callable[..., Log] = Log
+) -> AsyncIterator[Log]:
+    """Connect to the servers of a stream; `make` makes it from the other arguments.
 
     Raises:
         FeedError: none of them can be reached.
@@ -244,7 +252,7 @@ async def opened(url: str, chain: ChainName, notice: Callable[[str], None]) -> A
     except TROUBLE as error:
         raise FeedError(f"no NATS server answers at {url}: {describe(error)}") from error
     try:
-        yield Log(connection, chain, notice)
+        yield make(connection, chain, notice)
     finally:
         await connection.drop()
 

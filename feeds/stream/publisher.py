@@ -20,14 +20,14 @@ from nats.js.api import Header
 from feeds.errors import FeedError
 from feeds.stream.answers import Answers, Refused
 from feeds.stream.connection import TROUBLE, describe
-from feeds.stream.lease import Interrupted, Lease
-from feeds.stream.log import KIND, NETWORK, PART, TIP, Log, header_of, opened
+from feeds.stream.lease import Interrupted, Lease, unwrapped
+from feeds.stream.log import KIND, NETWORK, PART, TIP, Entry, Log, header_of, opened
 from feeds.stream.order import AFTER, BEGINNING, ID, Order, id_of
 from handlers.events import BlockApplied, ChainName, Hello, Inbound, Point, Rollback, Welcome
 from handlers.wire import LENGTH, encode
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-_KEPT = 5_000  # points at the end of the stream that a rollback, or a source, may refer to
+KEPT = 5_000  # points at the end of the stream that a rollback, or a source, may refer to
 _IN_FLIGHT = 128  # messages
 _STORED_S = 3.0  # for the oldest message in flight
 _PAYLOAD_HEADERS = 4096  # bytes of a message that are kept for headers
@@ -84,12 +84,7 @@ class Publisher:
             if self._lease is not None:
                 await self._lease.take(self._replicas)
             first, self._sequence = await self._log.ends()
-            self._tips = deque([None], maxlen=_KEPT)
-            begin = max(first, self._sequence - _KEPT)
-            order = Order()
-            async for entry in self._log.entries(begin, end=self._sequence, headers_only=True, order=order):
-                self._move(entry.kind, entry.tip)
-            self._last = order.last
+            await self._read_end(max(first, self._sequence - KEPT))
             client = await self._log.connection.client()
             self._longest = client.max_payload - _PAYLOAD_HEADERS
             self._answers = Answers(client)
@@ -107,6 +102,19 @@ class Publisher:
             persisted_height=None,
         )
 
+    async def _read_end(self, begin: int) -> int:
+        """Note the events from a sequence on, to the end of the stream; return how many there are."""
+        self._tips = deque([None], maxlen=KEPT)
+        order, count = Order(), 0
+        async for entry in self._log.entries(begin, end=self._sequence, headers_only=True, order=order):
+            self._seen(entry)
+            count += 1
+        self._last = order.last
+        return count
+
+    def _seen(self, entry: Entry) -> None:
+        self._move(entry.kind, entry.tip)
+
     async def feed(self, messages: AsyncIterable[Inbound]) -> None:
         """Publish every message and wait until all are stored.
 
@@ -116,7 +124,7 @@ class Publisher:
         """
         self._window.clear()
         self._bytes = 0
-        try:
+        with unwrapped():
             async with anyio.create_task_group() as both:
                 if self._lease is not None:
                     both.start_soon(self._lease.renew)
@@ -130,11 +138,6 @@ class Publisher:
                 while self._window:
                     await self._wait()
                 both.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            for kind in (FeedError, Interrupted):
-                if (found := group.subgroup(kind)) is not None:
-                    raise _first(found) from group
-            raise
 
     async def leave(self) -> None:
         """Release the lease."""
@@ -143,9 +146,12 @@ class Publisher:
 
     async def _publish(self, message: Inbound, more: Mapping[str, str] = _NONE) -> None:
         """Send a message with `more` headers."""
-        raw = encode(replace(message, seq=None), "frames")[LENGTH.size :]
         async with self._turn:
-            await self._send_parts(raw, *self._lead(message), more)
+            await self._send_parts(*self._encoded(message), more)
+
+    def _encoded(self, message: Inbound) -> tuple[bytes, dict[str, str], int | None]:
+        """Return the body of a message, its headers, and the height of the tip if it moves."""
+        return encode(replace(message, seq=None), "frames")[LENGTH.size :], *self._lead(message)
 
     def _lead(self, message: Inbound) -> tuple[dict[str, str], int | None]:
         """Note the tip that a message leads to; return its headers, and the height of the tip if it moves."""
@@ -239,13 +245,6 @@ class Publisher:
                 self._tips.pop()
         if kind == "BlockApplied" or (kind == "Rollback" and not self._tips):
             self._tips.append(tip)
-
-
-def _first(group: BaseExceptionGroup[FeedError | Interrupted]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def publish(

@@ -7,12 +7,14 @@ from contextlib import aclosing
 from functools import partial
 
 from feeds.encoded import Encoded
-from feeds.stream.log import MOVES, opened
+from feeds.stream.log import MOVES, Log, opened
+from feeds.stream.shards import ShardLog
+from formats.shards import Shard
 from handlers.events import Hello, NetworkTip, Welcome
 
 
 async def following(
-    url: str, welcome: Welcome, to_height: int | None, notice: Callable[[str], None]
+    url: str, welcome: Welcome, to_height: int | None, notice: Callable[[str], None], shard: Shard | None = None
 ) -> AsyncGenerator[Hello | Encoded, None]:
     """Yield what the daemon does not have, up to the first block of a height.
 
@@ -22,7 +24,8 @@ async def following(
     network_height: int | None = None
     if to_height is not None and welcome.tip is not None and welcome.tip.height >= to_height:
         return
-    async with opened(url, welcome.chain, notice) as log:
+    make = Log if shard is None else partial(ShardLog, shard=shard)
+    async with opened(url, welcome.chain, notice, make) as log:
         begin = await log.waited_out(partial(log.after, welcome.tip))
         async with aclosing(log.entries(begin)) as entries:
             async for entry in entries:

@@ -1,0 +1,154 @@
+"""A splitter and the daemons of shards as processes: together they have the set of the chain, whatever is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bitcoin_feeds import BITCOIN, cli, exported, tip_of
+from bitcoin_rpc_chain import FakeNode
+from bitcoin_rpc_server import RpcServer, serving
+from daemons import Daemon, background, running
+from jetstream import Server, headers, moves, servers
+from patience import until
+from streams import REGTEST, feeder
+
+
+class Splitter:
+    """`utxod split` as a process."""
+
+    def __init__(self, folder: Path, url: str, count: int, *more: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = folder / "split.log"
+        config = folder / "split.toml"
+        config.write_text('[chain]\nfamily = "bitcoin"\nnetwork = "regtest"\n')
+        self._words = ["split", "--config", str(config), url, "--shards", str(count), *more]
+        self.start()
+
+    def start(self) -> None:
+        self.process = background(self.file, *self._words)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def splitter(folder: Path, url: str, count: int, *more: str) -> Iterator[Splitter]:
+    made = Splitter(folder, url, count, *more)
+    try:
+        yield made
+    finally:
+        made.kill()
+        assert "Traceback" not in made.file.read_text(), made.file.read_text()
+
+
+@contextmanager
+def shards(folder: Path, url: str, count: int, **tables: Any) -> Iterator[list[Daemon]]:
+    with ExitStack() as daemons:
+        made = list[Daemon]()
+        for number in range(1, count + 1):
+            place = folder / f"shard{number}of{count}"
+            place.mkdir()
+            cluster = {"stream": url, "shard": f"{number}/{count}"}
+            made.append(
+                daemons.enter_context(running(place, chain=BITCOIN, cluster=cluster, http={"workers": 0}, **tables))
+            )
+        yield made
+
+
+@pytest.fixture
+def node() -> FakeNode:
+    return FakeNode(30)
+
+
+@pytest.fixture
+def rpc(node: FakeNode) -> Iterator[RpcServer]:
+    with serving(node) as server:
+        yield server
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[Server]:
+    with servers(tmp_path) as (server,):
+        yield server
+
+
+def assert_joined(made: Sequence[Daemon], node: FakeNode) -> None:
+    """Wait until all shards have the node's tip, and compare what they have together with the node's set."""
+    for daemon in made:
+        until(lambda daemon=daemon: tip_of(daemon) == node.chain[-1], within_s=60)  # type: ignore[misc]
+    assert sorted(line for daemon in made for line in exported(daemon)) == sorted(node.coins())
+
+
+def assert_each_once(url: str, count: int, last: int) -> None:
+    """Compare the events in the stream of each shard with those of the chain's stream."""
+    whole = headers(url, REGTEST)
+    for number in range(1, count + 1):
+        found = headers(url, f"{REGTEST}_{number}_OF_{count}")
+        assert moves(found) == moves(whole)
+        sources = [int(each["Utxod-Source"]) for each in found]
+        assert all(before < after for before, after in pairwise(sources))
+    assert moves(whole)[-1][1] == last
+
+
+def test_shards_are_the_chain_whatever_is_killed(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
+    with (
+        feeder(tmp_path / "f", rpc, nats.url),
+        splitter(tmp_path / "s", nats.url, 2) as dividing,
+        shards(tmp_path, nats.url, 2) as made,
+    ):
+        assert_joined(made, node)
+        node.reorganise(4, 6)
+        assert_joined(made, node)
+        dividing.kill()
+        made[0].kill()
+        node.mine(3)
+        node.reorganise(5, 7)
+        dividing.start()
+        until(lambda: tip_of(made[1]) == node.chain[-1], within_s=60)  # the other shard goes on
+        for _ in range(3):
+            node.mine(2)
+            dividing.kill()
+            dividing.start()
+        made[0].start()
+        assert_joined(made, node)
+        assert_each_once(nats.url, 2, node.height)
+        status = cli("status", "--config", made[1].config)
+        assert "bitcoin/regtest, shard 2/2" in status.output, status.output
+        for daemon in made:
+            assert daemon.term() == 0
+            daemon.assert_sound()
+
+
+def test_a_second_splitter_takes_over(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
+    with feeder(tmp_path / "f", rpc, nats.url), splitter(tmp_path / "1", nats.url, 3) as first:
+        until(lambda: f"{REGTEST}_3_OF_3" in streams(nats))
+        with splitter(tmp_path / "2", nats.url, 3) as second, shards(tmp_path, nats.url, 3) as made:
+            until(lambda: "standing by" in second.file.read_text())
+            assert_joined(made, node)
+            node.mine(2)
+            first.kill()
+            node.reorganise(1, 3)
+            assert_joined(made, node)
+            assert second.process.poll() is None
+        assert_each_once(nats.url, 3, node.height)
+
+
+def streams(nats: Server) -> list[str]:
+    return [path.name for path in (nats.folder / "data").rglob(f"{REGTEST}*")]
+
+
+def test_a_store_of_another_shard_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path, chain=BITCOIN, cluster={"shard": "3/4"}) as daemon:
+        daemon.term()
+        for shard, named in (("1/4", ", shard 1/4"), ("3/8", ", shard 3/8"), (None, "")):
+            daemon.configure(chain=BITCOIN, cluster={} if shard is None else {"shard": shard})
+            done = daemon.run("run")
+            assert done.returncode == 3
+            why = f"this store is for bitcoin/regtest, shard 3/4, but the configuration is for bitcoin/regtest{named}"
+            assert why in done.stderr.decode()
