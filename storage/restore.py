@@ -16,11 +16,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from formats.shards import Shard
 from storage.backup import write_file
 from storage.disk import Disk
 from storage.errors import Damaged, StoreError
 from storage.files import FOLDER_MODE, make_folder, sync_folder
 from storage.history.layout import FORMAT
+from storage.history.narrow import narrow
 from storage.history.verify import verify
 from storage.home import leave
 from storage.manifest import BLOBS, MANIFEST, RECOVERY, BackupDamaged, File, Manifest, is_known, read_manifest
@@ -45,15 +47,19 @@ def restore(
     *,
     walk: bool = False,
     advance: Advance = lambda _: None,
+    shard: Shard | None = None,
 ) -> Manifest:
     """Restore a backup into a new or empty data folder; return its manifest. With `walk` every table is verified, too.
+
+    With a `shard` only what belongs to this part of the backup's shard is kept.
 
     A kill leaves what the next restore removes.
 
     Raises:
         NotEmpty: there is something in the data folder.
         BackupDamaged: the backup is not as it was written; nothing was restored.
-        WrongFormat: another version wrote it.
+        WrongFormat: another version wrote it, or the shard is not a part of the backup's.
+        StoreError: the backup has records of transactions, and a shard is to be kept.
         StoreFull: there is no space.
     """
     restoring = data_dir / RESTORING
@@ -62,7 +68,7 @@ def restore(
         try:
             manifest = _from_tar(source, restoring, advance)
             precheck(restoring / "lmdb", tables)
-            _accept(restoring / "lmdb", tables, walk=walk)
+            _accept(restoring / "lmdb", tables, walk=walk, shard=shard)
             if manifest.blob_store.startswith("file:"):
                 make_folder(restoring / BLOBS)  # also without blobs: a missing folder is a disk that is not mounted
             _give_to_owner(data_dir, restoring)
@@ -94,9 +100,11 @@ def adopt(data_dir: Path, tables: Sequence[str]) -> None:
     _accept(folder, tables, walk=True)
 
 
-def _accept(folder: Path, tables: Sequence[str], *, walk: bool) -> None:
-    """Mark a store as closed, regardless of its origin."""
+def _accept(folder: Path, tables: Sequence[str], *, walk: bool, shard: Shard | None = None) -> None:
+    """Mark a store as closed, regardless of its origin, after it is narrowed to a shard."""
     with Disk(folder, tables, version=FORMAT) as disk:
+        if shard is not None:
+            narrow(disk, shard)
         if walk:
             for finding in verify(disk, quick=True):
                 raise Damaged(f"{folder}: {finding}")

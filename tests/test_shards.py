@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from chains import (
     INDEXES,
     LEAVES,
+    TABLES,
     Branches,
     at,
     block,
@@ -36,11 +38,14 @@ from handlers import columns, wire
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutputs, Inbound, OutPoint, Rollback, RollbackPoint, Tx
 from handlers.refusal import Refused
-from storage.errors import WrongFormat
+from storage.disk import Disk
+from storage.errors import StoreError, WrongFormat
 from storage.history.layout import to_extra, to_tx
+from storage.history.narrow import narrow
 from storage.history.shard import chain_of
 from storage.history.store import HistoryStore
 from storage.history.verify import verify
+from storage.pool import TABLES as TX_TABLES
 
 T = TypeVar("T", bound=Inbound)
 
@@ -83,12 +88,6 @@ def positions(store: HistoryStore) -> dict[bytes, tuple[int, int | None]]:
     return {each.txid: (each.block, each.place) for each in records}
 
 
-def owned(model: Model, ordinal: int, chain: Chain) -> int:
-    block = model.moments[ordinal].block
-    assert block is not None
-    return sum(Shard.parse(str(chain.store.shard)).has(each.txid) for each in block.txs)
-
-
 def datums(store: HistoryStore) -> dict[OutPoint, bytes | None]:
     """Return the datums of the hashes in unspent outputs, where they are known."""
     with store.disk.read() as txn:
@@ -107,13 +106,12 @@ def assert_joined(single: Chain, made: Sequence[Chain], model: Model) -> None:
     for chain, one in zip(made, each, strict=True):
         assert all(Shard.parse(str(chain.store.shard)).has(point[0]) for point in one["outputs"])
         outputs |= one["outputs"]
-        for number in range(chain.state.tip + 1):
-            assert number == 0 or one["blocks"][number].txs == owned(model, number, chain)
     assert outputs == whole["outputs"]
     assert {point: datum for chain in made for point, datum in datums(chain.store).items()} == datums(single.store)
     for ordinal, found in whole["blocks"].items():
         there = [one["blocks"][ordinal] for one in each]
         assert {(block.height, block.slot, block.hash) for block in there} == {(found.height, found.slot, found.hash)}
+        assert sum(block.txs for block in there) == found.txs
         assert sum(block.created for block in there) == found.created
         assert sum(block.spent for block in there) == found.spent
     for ordinal, log in whole["undo"].items():
@@ -182,6 +180,70 @@ def test_shards_are_the_chain(tmp_path: Path, count: int, kind: str, seed: int) 
         "datums among the witnesses",
         "an in-block spend",
     }
+
+
+@pytest.mark.parametrize(("kind", "history"), [("classic", False), ("mmr", False), ("classic", True)])
+def test_a_shard_is_divided(tmp_path: Path, kind: str, history: bool) -> None:
+    """Stores of 1/1 are divided to 1/2 and 2/2, and these to fourths: each time they continue, also backwards."""
+    rng, branches, model = Random(7), Branches(), Model()
+    indexes = (*INDEXES, "history") if history else INDEXES
+    options: dict[str, Any] = {"store": kind, "rollback_window": 8, "prune_depth": 8, "indexes": indexes}
+    paths, count = [tmp_path / "1"], 1
+    with open_chain(tmp_path / "single", chain=CHAIN, **options) as single:
+
+        def do(made: Sequence[Chain], event: Inbound) -> None:
+            carry_out(single, wire.encode(event, "frames")[wire.LENGTH.size :])
+            for chain, raw in zip(made, split(event, len(made)), strict=True):
+                carry_out(chain, raw)
+
+        for turn in range(3):
+            with ExitStack() as stores:
+                made = [
+                    stores.enter_context(open_chain(path, chain=chain_of(CHAIN, f"{n}/{count}"), **options))
+                    for n, path in enumerate(paths, 1)
+                ]
+                if turn:
+                    target = len(model.moments) - 4
+                    point = model.moments[target].point
+                    assert point is not None
+                    do(made, Rollback(to=RollbackPoint(hash=point.hash)))
+                    model.rollback(target)
+                    assert_joined(single, made, model)
+                else:
+                    genesis = random_genesis(rng)
+                    do(made, genesis)
+                    model.seed(genesis)
+                for _ in range(25):
+                    following = random_block(rng, model.now.block, list(model.now.coins), model.used(), branches)
+                    do(made, following)
+                    model.apply(following)
+                    model.commit()
+                for chain in (single, *made):
+                    chain.commit()
+                    prune_all(chain)
+                assert_joined(single, made, model)
+            halves = [
+                shutil.copytree(path, tmp_path / f"{2 * count}-{n}-{path.name}") for n in (0, 1) for path in paths
+            ]
+            for n, half in enumerate(halves, 1):
+                with Disk(half, (*TABLES, *TX_TABLES)) as disk:
+                    left = narrow(disk, Shard(n, 2 * count))
+                    assert left == sum(number_of(point[0], 2 * count) == n for point in model.now.coins)
+                    assert verify(disk, leaves=LEAVES) == []
+            paths, count = halves, 2 * count
+
+
+def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
+    for shard, named in ((None, "a whole chain"), ("2/4", "shard 2/4")):
+        with open_chain(tmp_path / str(bool(shard)), chain=chain_of(CHAIN, shard)):
+            pass
+        why = f"this store is of {named}, and shard 3/8 is not a part of that"
+        with Disk(tmp_path / str(bool(shard)), (*TABLES, *TX_TABLES)) as disk, pytest.raises(WrongFormat, match=why):
+            narrow(disk, Shard(3, 8))
+    with Disk(tmp_path / "True", (*TABLES, *TX_TABLES)) as disk:
+        disk.write(lambda txn: txn.put(bytes(40), bytes(36), db=disk.tables["tx_claim"]))
+        with pytest.raises(StoreError, match="records of transactions"):
+            narrow(disk, Shard(6, 8))
 
 
 def test_the_rule_divides_each_shard_into_two() -> None:

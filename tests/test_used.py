@@ -18,8 +18,6 @@ COMMAND = re.compile(r"\.(command|group)\(")
 DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # Called by what is no file of the program.
 NAMED_ELSEWHERE = {
-    "feeds.split:parts": "the splitter will call it",
-    "formats.shards:Shard.is_part_of": "`utxod restore --shard` will call it",
     "bench.electrumx_live:_Node.cached_height": "ElectrumX calls it",
     "bench.electrumx_live:_NoSessions.on_block": "ElectrumX calls it",
     "daemon.http.head:HeadReader.on_header": "httptools calls it",

@@ -12,6 +12,7 @@ from config.settings import Config
 from config.units import parse_size
 from daemon.commands.common import WRONG_USE, Exit, config_option, pipe_may_close, store_errors
 from daemon.commands.progress import Progress, in_bytes
+from formats.shards import Shard
 from storage.blobs import Files, open_blobs
 from storage.manifest import Manifest
 
@@ -27,6 +28,19 @@ class _Size(click.ParamType[int]):
         """Return the number of bytes."""
         try:
             return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _ShardName(click.ParamType[Shard]):
+    """A shard as NUMBER/COUNT."""
+
+    name = "shard"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shard:
+        """Return the shard."""
+        try:
+            return Shard.parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -90,8 +104,20 @@ def _summary(manifest: Manifest) -> str:
     help="Check a data folder whose files were copied while its store was open, and accept it. Takes neither arguments "
     "nor --verify.",
 )
+@click.option(
+    "--shard",
+    type=_ShardName(),
+    help="Keep only the outputs of this shard, such as 11/16: a part of the shard of the backup, such as 3/8.",
+)
 @click.pass_context
-def restore(context: click.Context, source: Path | None, data_dir: Path | None, walk: bool, adopt: Path | None) -> None:
+def restore(
+    context: click.Context,
+    source: Path | None,
+    data_dir: Path | None,
+    walk: bool,
+    adopt: Path | None,
+    shard: Shard | None,
+) -> None:
     """Restore the backup SOURCE into DATA_DIR, a new or empty folder.
 
     SOURCE is a folder or a tar archive that `utxod backup` has written; - is an archive on standard input. Every file
@@ -103,7 +129,7 @@ def restore(context: click.Context, source: Path | None, data_dir: Path | None, 
     from storage.restore import adopt as accept
     from storage.restore import restore as read
 
-    if adopt is not None and (source is not None or walk):
+    if adopt is not None and (source is not None or walk or shard is not None):
         raise click.UsageError("--adopt DIR excludes other arguments")
     if adopt is None and (source is None or data_dir is None):
         raise click.UsageError("name SOURCE and DATA_DIR, or --adopt DIR")
@@ -117,10 +143,11 @@ def restore(context: click.Context, source: Path | None, data_dir: Path | None, 
         given = sys.stdin.buffer if str(source) == "-" else source
         try:
             with Progress("restore", _size_of(source)) as progress:
-                manifest = read(given, data_dir, TABLES, walk=walk, advance=progress.advance)
+                manifest = read(given, data_dir, TABLES, walk=walk, advance=progress.advance, shard=shard)
         except NotEmpty as error:
             raise Exit(str(error), WRONG_USE) from error
-    click.echo(f"restored the {_summary(manifest)} to {data_dir}")
+    kept = "" if shard is None else f"shard {shard} of "
+    click.echo(f"restored {kept}the {_summary(manifest)} to {data_dir}")
     if manifest.blob_store.startswith("file:") and manifest.blob_store != "file:blobs":
         click.echo(f'blobs are in {data_dir / "blobs"}; the backup was made with blob_store = "{manifest.blob_store}"')
     for sentence in manifest.not_included:

@@ -134,6 +134,17 @@ class Values:
         firsts = np.array([first for first, _ in values], np.int64)
         self.firsts = np.concatenate((self.firsts[:at], firsts, self.firsts[at + count :]))
 
+    def keep(self, txn: Txn, start: int, values: int, wanted: Keep) -> int:
+        """Drop what is not wanted from some values, from a number on; return where to continue, -1 at the end."""
+        at = int(np.searchsorted(self.firsts, start, "left"))
+        stop = min(at + values, len(self.firsts))
+        following = int(self.firsts[stop]) if stop < len(self.firsts) else -1
+        for n in range(stop - 1, at - 1, -1):
+            records, heap = self._get(txn, n)
+            if not (flags := wanted(records)).all():
+                self._rewrite(txn, n, 1, records, heap, flags)
+        return following
+
     def thin(self, txn: Txn, below: int, values: int, live: Bits, keep: Keep) -> int:
         """Examine some values in turn, and rewrite those with more than half to drop; return how many were dropped.
 
