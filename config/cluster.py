@@ -28,7 +28,7 @@ class Cluster(Table, frozen=True, kw_only=True):
         Text | None,
         Meta(
             description="The shard of the outputs that this daemon keeps, as NUMBER/COUNT. It is fed from the stream "
-            "of this shard. A store keeps its shard: another one needs another data_dir.",
+            "of this shard, which utxod split publishes. A store keeps its shard: another one needs another data_dir.",
             examples=["3/8"],
         ),
     ] = None

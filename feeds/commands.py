@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import click
 from feeds import run as runner
 from feeds.bitcoin.commands import from_bitcoin_blocks, from_bitcoin_rpc
 from feeds.cardano.commands import from_cardano_chunks, from_ogmios
+from feeds.encoded import Encoded
 from feeds.files import MessageFile, following
 from feeds.run import Job, options, refuse_overwrite
-from handlers.events import ChainName
+from feeds.shard_name import ShardName
+from formats.shards import Shard
+from handlers.events import ChainName, Hello, Welcome
 
 
 @click.group()
@@ -49,9 +52,10 @@ def from_file(socket: Path, /, source: str, chain: str | None, **shared: Any) ->
 
 @feed.command("stream")
 @click.argument("url")
+@click.option("--shard", type=ShardName(), help="Follow the stream of this shard, such as 3/8.")
 @options
 @click.pass_obj
-def from_stream(socket: Path, /, url: str, **shared: Any) -> None:
+def from_stream(socket: Path, /, url: str, shard: Shard | None, **shared: Any) -> None:
     """Follow the stream of the daemon's chain on the NATS servers at URL[,URL], without end or up to a height.
 
     Feeds with --stream publish to it. After any interruption the daemon continues after the last event that it applied.
@@ -65,7 +69,10 @@ def from_stream(socket: Path, /, url: str, **shared: Any) -> None:
         for show in notices:
             show(line)
 
-    runner.run(job, url, lambda welcome: events(url, welcome, job.to, notice), lambda: 0.0, None, notices.append)
+    def messages(welcome: Welcome) -> AsyncIterable[Hello | Encoded]:
+        return events(url, welcome, job.to, notice, shard)
+
+    runner.run(job, url, messages, lambda: 0.0, None, notices.append)
 
 
 def _chain_name(text: str) -> ChainName:

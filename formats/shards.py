@@ -47,5 +47,5 @@ class Shard(Struct, frozen=True):
 
 
 def number_of(txid: bytes, count: int) -> int:
-    """Return to which of so many shards the outputs of a transaction belong: its first 8 bytes decide."""
+    """Return to which of `count` shards the outputs of a transaction belong: its first 8 bytes decide."""
     return int.from_bytes(txid[:8], "little") % count + 1

@@ -46,7 +46,7 @@ systemd_runs() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
 
 remove_all() {
   if systemd_runs; then
-    systemctl disable --now utxod.socket utxod.service utxod-gateway.service utxod-backup.timer 2>/dev/null || true
+    systemctl disable --now utxod.socket utxod.service utxod-gateway.service utxod-split.service utxod-backup.timer 2>/dev/null || true
     systemctl stop utxod-backup.service 'utxod-feed@*.service' 'utxod-replica@*.service' 2>/dev/null || true
     rm -f /etc/systemd/system/*.wants/utxod-{feed,replica}@*.service
   fi

@@ -12,6 +12,7 @@ from config.settings import Config
 from config.units import parse_size
 from daemon.commands.common import WRONG_USE, Exit, config_option, pipe_may_close, store_errors
 from daemon.commands.progress import Progress, in_bytes
+from feeds.shard_name import ShardName
 from formats.shards import Shard
 from storage.blobs import Files, open_blobs
 from storage.manifest import Manifest
@@ -28,19 +29,6 @@ class _Size(click.ParamType[int]):
         """Return the number of bytes."""
         try:
             return parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class _ShardName(click.ParamType[Shard]):
-    """A shard as NUMBER/COUNT."""
-
-    name = "shard"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shard:
-        """Return the shard."""
-        try:
-            return Shard.parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -106,7 +94,7 @@ def _summary(manifest: Manifest) -> str:
 )
 @click.option(
     "--shard",
-    type=_ShardName(),
+    type=ShardName(),
     help="Keep only the outputs of this shard, such as 11/16: a part of the shard of the backup, such as 3/8.",
 )
 @click.pass_context

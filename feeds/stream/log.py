@@ -75,7 +75,7 @@ class Log:
                 await api.add_stream(config)
                 return
         if stored_on < replicas:
-            self._notice(f"stream {self.name} exists, and is stored on {stored_on} of the {replicas} servers asked for")
+            self._notice(f"stream {self.name} exists, and is stored on {stored_on} of the {replicas} servers required")
 
     async def ends(self) -> tuple[int, int]:
         """Return the sequences of the first and the last message; the last one is 0 in a new stream.

@@ -88,7 +88,7 @@ async def split(
     notice: Callable[[str], None],
     acknowledged: Callable[[str, int | None], None],
 ) -> None:
-    """Divide the stream of a chain for so many shards; new streams begin after a height.
+    """Divide the stream of a chain for `count` shards; new streams begin after a height.
 
     Raises:
         FeedError: the stream cannot be divided, or no server answered for too long.

@@ -156,7 +156,7 @@ class _Parting:
         view = View(txn, self._store.disk.tables)
         stored = np.concatenate([np.empty(0, np.int64), *(records["number"] for records, _ in view.outputs())])
         ours, rest = alive[self.mine[alive]], alive[~self.mine[alive]]
-        first = self._new.number == self._old.number  # which takes what no number tells apart
+        first = self._new.number == self._old.number  # which takes what cannot be divided
         rows = list[tuple[int, Block]]()
         for ordinal, block in view.blocks():
             low, high = block.first, block.first + block.numbers

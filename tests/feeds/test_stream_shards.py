@@ -53,7 +53,7 @@ def shards(folder: Path, url: str, count: int, **tables: Any) -> Iterator[list[D
         made = list[Daemon]()
         for number in range(1, count + 1):
             place = folder / f"shard{number}of{count}"
-            place.mkdir()
+            place.mkdir(exist_ok=True)
             cluster = {"stream": url, "shard": f"{number}/{count}"}
             made.append(
                 daemons.enter_context(running(place, chain=BITCOIN, cluster=cluster, http={"workers": 0}, **tables))
@@ -152,3 +152,39 @@ def test_a_store_of_another_shard_is_refused(tmp_path: Path) -> None:
             assert done.returncode == 3
             why = f"this store is for bitcoin/regtest, shard 3/4, but the configuration is for bitcoin/regtest{named}"
             assert why in done.stderr.decode()
+
+
+def test_two_shards_become_four(tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode) -> None:
+    with (
+        feeder(tmp_path / "f", rpc, nats.url),
+        splitter(tmp_path / "2", nats.url, 2),
+        shards(tmp_path, nats.url, 2) as made,
+    ):
+        assert_joined(made, node)
+        for number, daemon in enumerate(made, 1):
+            assert daemon.run("backup", tmp_path / f"copy{number}").returncode == 0
+        node.mine(2)
+        node.reorganise(4, 5)  # of blocks that the backups have
+        assert_joined(made, node)
+        for number in (1, 2, 3, 4):
+            copy, place = tmp_path / f"copy{(number - 1) % 2 + 1}", tmp_path / "quarters" / f"shard{number}of4" / "data"
+            done = cli("restore", copy, place, "--shard", f"{number}/4", "--verify")
+            assert done.exit_code == 0, done.output
+            assert f"restored shard {number}/4 of the backup of bitcoin/regtest, shard" in done.output
+        wrong = cli("restore", tmp_path / "copy1", tmp_path / "x", "--shard", "2/4")
+        assert wrong.exit_code == 3 and "shard 2/4 is not a part of that" in wrong.output
+        with (
+            splitter(tmp_path / "4", nats.url, 4, "--after", "20"),
+            shards(tmp_path / "quarters", nats.url, 4) as quarters,
+        ):
+            assert_joined(quarters, node)
+            assert_joined(made, node)  # which went on answering
+            node.reorganise(6, 7)
+            assert_joined(quarters, node)
+            for daemon in quarters:
+                daemon.assert_sound()
+            (tmp_path / "empty").mkdir()
+            with running(tmp_path / "empty", chain=BITCOIN, cluster={"shard": "1/4"}) as empty:
+                done = cli("feed", "--config", empty.config, "stream", nats.url, "--shard", "1/4")
+                assert done.exit_code == 1
+                assert f"stream {REGTEST}_1_OF_4 begins after height 20: start from a backup of a shard" in done.output
