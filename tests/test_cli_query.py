@@ -518,7 +518,7 @@ def test_completion_in_bash(bin_folder: Path) -> None:
 def test_commands_start_without_what_only_some_need() -> None:
     code = (
         "import sys, daemon.cli; print(*sorted(m for m in sys.modules if m in "
-        + repr(["lmdb", "daemon.metrics", "handlers.query", "starlette", "prometheus_client", "daemon.app"])
+        + repr(["lmdb", "daemon.metrics", "handlers.query", "starlette", "prometheus_client", "daemon.app", "rich"])
         + "))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), cwd=ROOT, check=True)

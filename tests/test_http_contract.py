@@ -169,7 +169,7 @@ QUESTIONS = [(label, GenerationMode.POSITIVE) for label in OPERATIONS] + [
 def test_answers_to_generated_requests_match_the_document(web: Web, label: str, mode: GenerationMode) -> None:
     operation, met = OPERATIONS[label], Counter[int]()
 
-    @settings(max_examples=20, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+    @settings(max_examples=12, deadline=None, database=None, suppress_health_check=[*HealthCheck])
     @given(case=operation.as_strategy(generation_mode=mode), known=st.data())
     def ask(case: Any, known: st.DataObject) -> None:
         for name in case.path_parameters:

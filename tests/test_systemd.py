@@ -9,18 +9,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import gmtime, strftime
 from typing import Any
 
+import patience
 import pytest
 from daemons import ROOT, Message, as_hex, log_lines
 from machine import ENVIRONMENT, Machine, machine
 from packages import PURE, tree
-from patience import until
 from reader_processes import OURS
 from scenarios import back_to, chain, output, tx
 
+until = partial(patience.until, pause_s=0.1)  # most conditions start a process
 UNITS = sorted(path for kind in ("service", "socket", "timer") for path in (ROOT / "systemd").glob(f"*.{kind}"))
 SERVICES = [path for path in UNITS if path.suffix == ".service"]
 PYTHON = Path(sys.base_prefix)
