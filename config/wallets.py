@@ -37,11 +37,15 @@ class Electrum(Table, frozen=True, kw_only=True):
         Count, Meta(description="Maximum number of connected clients. Further clients are disconnected.")
     ] = 10_000
     max_subscriptions: Annotated[
-        Count, Meta(description="Maximum number of scripts that all clients together may subscribe to.")
-    ] = 10_000_000
+        Count,
+        Meta(
+            description="Maximum number of scripts and outputs that all clients together may subscribe to. "
+            "A million take 0.2 to 0.35 GB of memory."
+        ),
+    ] = 2_000_000
     max_subscriptions_per_session: Annotated[
-        Count, Meta(description="Maximum number of scripts that one client may subscribe to.")
-    ] = 1_000_000
+        Count, Meta(description="Maximum number of scripts and outputs that one client may subscribe to.")
+    ] = 500_000
 
 
 class Esplora(Table, frozen=True, kw_only=True):

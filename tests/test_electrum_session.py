@@ -2,90 +2,182 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import resource
+from contextlib import nullcontext
 from time import monotonic, thread_time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
-from anyio.abc import ByteStream
+from anyio.abc import TaskGroup
+from structlog.testing import capture_logs
 
+from config.settings import Config
 from daemon.wallets.electrum.budget import Metered
+from daemon.wallets.electrum.server import Server
 from daemon.wallets.electrum.session import Session
 
 pytestmark = pytest.mark.anyio
 PINGS = 10_000  # the most that a list may have; they take several turns on any machine
+NEWS = b'{"method":"news"}\n'
 
 
-class Wire:
-    """A stream: what the client sends, and then its end; what it receives."""
+class Client(asyncio.Transport):
+    """A client: what it receives, whether it reads, and how it is disconnected."""
 
-    def __init__(self, sent: bytes) -> None:
-        self._left, self.received = [sent], b""
+    def __init__(self) -> None:
+        super().__init__()
+        self.received, self.unread, self.ended = b"", 0, list[str]()
+        self.reads = self.heard = True
 
-    async def receive(self, most: int) -> bytes:
-        await anyio.lowlevel.checkpoint()
-        if not self._left:
-            raise anyio.EndOfStream
-        sent = self._left.pop()
-        if len(sent) > most:
-            self._left.append(sent[most:])
-        return sent[:most]
-
-    async def send(self, data: bytes) -> None:
-        await anyio.lowlevel.checkpoint()
+    def write(self, data: Any) -> None:
         self.received += data
+        self.unread += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self.reads else self.unread
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return None
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+    def abort(self) -> None:
+        self.ended.append("aborted")
+
+    def pause_reading(self) -> None:
+        assert self.heard
+        self.heard = False
+
+    def resume_reading(self) -> None:
+        self.heard = True
+
+    def messages(self) -> list[Any]:
+        return [json.loads(line) for line in self.received.splitlines()]
+
+
+def connected(tasks: TaskGroup | None = None) -> tuple[Session, Client]:
+    chain = SimpleNamespace(turn=nullcontext)
+    server = SimpleNamespace(stopping=False, chain=chain, left=lambda _: None)
+    if tasks is not None:
+        server.start_soon = tasks.start_soon
+    session, client = Session(cast(Any, server)), Client()
+    session.connection_made(client)
+    return session, client
+
+
+def pings(count: int) -> bytes:
+    return json.dumps([{"id": n, "method": "server.ping"} for n in range(count)]).encode() + b"\n"
 
 
 async def test_others_get_turns_during_a_list_and_its_answer_is_sent_before_notifications() -> None:
-    calls = [{"id": n, "method": "server.ping"} for n in range(PINGS)]
-    wire = Wire(json.dumps(calls).encode() + b"\n")
-    session = Session(cast(Any, SimpleNamespace(stopping=False)), cast(ByteStream, wire))
+    session, client = connected()
+    session.data_received(pings(PINGS))
     turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while not wire.received:
-            if session._answering:
-                turns += 1
-                session.notify("blockchain.scripthash.subscribe", [turns])
-            await anyio.lowlevel.checkpoint()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(session.run)
-        tasks.start_soon(other)
-    first, *others = map(json.loads, wire.received.splitlines())
+    while not client.received.endswith(b"\n"):
+        turns += 1
+        session.notify(b'{"turn":%d}\n' % turns)
+        await anyio.lowlevel.checkpoint()
+    first, *others = client.messages()
     assert [each["id"] for each in first] == list(range(PINGS))
-    assert turns > 1 and [each["params"] for each in others] == [[n] for n in range(1, turns + 1)]
+    assert turns > 1 and others == [{"turn": n} for n in range(1, turns + 1)]
+    session.notify(NEWS)
+    assert client.received.endswith(NEWS)
+
+
+async def test_what_is_received_while_a_list_is_answered_is_kept_and_answered_after_it() -> None:
+    session, client = connected()
+    session.data_received(pings(PINGS))
+    session.data_received(b'{"id":"next","method":"server.ping"}\n{"id":"last",')
+    session.data_received(b'"method":"server.ping"')
+    assert client.heard
+    session.data_received(b" " * 70_000)
+    assert not client.heard, "the server reads on"
+    while not client.heard:
+        await anyio.lowlevel.checkpoint()
+    assert [each["id"] for each in client.messages()[1:]] == ["next"]
+    session.data_received(b"}\n")
+    assert client.messages()[-1]["id"] == "last"
+
+
+async def test_a_client_that_reads_nothing_is_answered_no_more_and_disconnected_after_a_minute() -> None:
+    session, client = connected()
+    client.reads = False
+    session.pause_writing()
+    session.data_received(pings(10) + pings(20))
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+    assert len(client.received.split(b'"id"')) == 2, "more than the call that was being answered"
+    session.notify(NEWS)
+    session.end_if_stuck(monotonic() + 59)
+    assert not client.ended
+    session.resume_writing()
+    while NEWS not in client.received:
+        await anyio.lowlevel.checkpoint()
+    assert [len(each) for each in client.messages()] == [10, 1, 20]
+    session.pause_writing()
+    session.end_if_stuck(monotonic() + 61)
+    assert client.ended == ["aborted"]
+
+
+async def test_a_client_that_leaves_many_notifications_unread_is_disconnected() -> None:
+    session, client = connected()
+    client.reads = False
+    news = b"x" * (1 << 20)
+    for _ in range(32):
+        session.notify(news)
+        assert not client.ended
+    session.notify(news)
+    assert client.ended == ["aborted"]
+
+
+async def test_what_a_client_sent_before_it_left_is_answered() -> None:
+    session, client = connected()
+    session.data_received(pings(PINGS))
+    assert session.eof_received(), "the connection is closed at once"
+    while not client.ended:
+        await anyio.lowlevel.checkpoint()
+    assert client.ended == ["closed"] and len(client.messages()[0]) == PINGS
+    other, client = connected()
+    other.data_received(b'{"id":')
+    assert not other.eof_received()
+
+
+async def test_work_ends_when_the_client_has_left() -> None:
+    async with anyio.create_task_group() as tasks:
+        session, client = connected(tasks)
+        left = list[Session]()
+        cast(Any, session.server).left = left.append
+        session.data_received(pings(PINGS))
+        session.connection_lost(None)
+        sent = client.received
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        session.notify(NEWS)
+        assert client.received == sent and left == [session]
 
 
 async def test_a_client_that_is_silent_for_ten_minutes_is_disconnected() -> None:
-    wire = Silent()
-    session = Session(cast(Any, SimpleNamespace(stopping=False)), cast(ByteStream, wire))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(session.run)
-        await anyio.wait_all_tasks_blocked()
-        session.end_if_silent(monotonic() + 599)
-        await anyio.wait_all_tasks_blocked()
-        assert not wire.ended
-        session.end_if_silent(monotonic() + 601)
-    assert wire.ended
+    session, client = connected()
+    session.end_if_stuck(monotonic() + 599)
+    assert not client.ended
+    session.end_if_stuck(monotonic() + 601)
+    assert client.ended == ["aborted"]
 
 
-class Silent(Wire):
-    """A client that sends nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(b"")
-        self.ended = False
-
-    async def receive(self, most: int) -> bytes:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            self.ended = True
-        raise AssertionError
+async def test_a_client_that_has_used_its_time_is_answered_later() -> None:
+    session, client = connected()
+    session._budget.spend(5.3)  # a second more than it has, at the rate at which it comes back
+    session.data_received(b'{"id":1,"method":"server.ping"}\n')
+    assert len(client.messages()) == 1
+    session.data_received(b'{"id":2,"method":"server.ping"}\n')
+    assert len(client.messages()) == 1
+    while len(client.messages()) == 1:
+        await anyio.lowlevel.checkpoint()
 
 
 async def test_only_the_work_of_a_call_counts() -> None:
@@ -117,3 +209,18 @@ async def test_only_the_work_of_a_call_counts() -> None:
 
 async def fails() -> object:
     raise ValueError("mine")
+
+
+@pytest.mark.parametrize(("hard", "expected"), [(resource.RLIM_INFINITY, 10_000), (5_100, 5_000), (150, 75)])
+async def test_fewer_clients_are_accepted_where_descriptors_are_scarce(
+    hard: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[tuple[int, int]]()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    backend = SimpleNamespace(config=Config(), chain=None, upstream=None)
+    with capture_logs() as logs:
+        server = Server(cast(Any, backend))
+        server._limit_sessions()
+    assert server._max_sessions == expected and given[0][0] == (10_100 if expected == 10_000 else hard)
+    assert [each["event"] for each in logs] == ["electrum_sessions_limited"] * (expected < 10_000)

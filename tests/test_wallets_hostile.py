@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import pytest
 from bcoin_node import free_ports
 from daemons import Daemon, running
 from electrum_client import Wallet
-from patience import patience
+from patience import patience, until
 
 [PORT] = free_ports(1)
-MOST, LIST = 25_000, 10_000
-KB = 1.5  # that a subscription may take; it takes about 0.7
+LIST = 10_000  # calls in a list, as many as are allowed
+MOST, IN_ALL = 400_000, 2_000_000  # subscriptions of a session; and of all sessions, by default
+FREE = IN_ALL - IN_ALL // 10  # the rest is for sessions with few of them
+KB = 0.3  # that a subscription may take; it takes about 0.2
 
 
 @pytest.fixture(scope="module")
@@ -42,37 +45,71 @@ def memory_kb(process: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def subscriptions(first: int) -> bytes:
-    calls = [
-        {"id": n, "method": "blockchain.scripthash.subscribe", "params": [f"{n:064x}"]}
-        for n in range(first, first + LIST)
-    ]
-    return json.dumps(calls).encode() + b"\n"
+class Greedy:
+    """A client that subscribes to more and more scripts, and counts its answers."""
+
+    def __init__(self, number: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", PORT), timeout=patience(60))
+        self._in = self.socket.makefile("rb", buffering=1 << 20)
+        self._next = number << 32
+        self.accepted, self.errors = 0, Counter[str]()
+
+    def send(self) -> None:
+        call = b'{"id":0,"method":"blockchain.scripthash.subscribe","params":["%064x"]}'
+        calls = b",".join([call % n for n in range(self._next, self._next + LIST)])
+        self._next += LIST
+        self.socket.sendall(b"[" + calls + b"]\n")
+
+    def receive(self) -> None:
+        line = self._in.readline()
+        good = line.count(b'"result":null')
+        self.accepted += good
+        if good < LIST:
+            answers = json.loads(line)
+            assert len(answers) == LIST
+            self.errors.update(each["error"]["message"] for each in answers if "error" in each)
+            assert all(each["error"]["code"] == 1 for each in answers if "error" in each)
+
+    def close(self) -> None:
+        self._in.close()
+        self.socket.close()
 
 
-def test_endless_subscriptions_end_at_the_limit_with_bounded_memory(server: int) -> None:
-    with Wallet(PORT) as other:
-        before = memory_kb(server)
-        with Wallet(PORT) as greedy:
-            greedy.socket.settimeout(patience(60))
-            refused = 0
-            for first in range(0, 4 * LIST, LIST):
-                greedy.raw(subscriptions(first))
-                assert other.call("server.ping") is None
-                answers = greedy.receive()
-                errors = [each["error"] for each in answers if "error" in each]
-                refused += len(errors)
-                what = f"this session already has {MOST} subscriptions, the limit"
-                assert all(error == {"code": 1, "message": what} for error in errors)
-            assert refused == 4 * LIST - MOST
-            assert memory_kb(server) - before < MOST * KB + 20_000
-        full = memory_kb(server)
-        with Wallet(PORT) as next_one:  # the memory of those that have left is used again
-            next_one.socket.settimeout(patience(60))
-            for first in range(0, 2 * LIST, LIST):
-                next_one.raw(subscriptions(first))
-                assert not any("error" in each for each in next_one.receive())
-            assert memory_kb(server) - full < 10_000
+def test_millions_of_subscriptions_end_at_the_limits_with_bounded_memory(server: int) -> None:
+    before, kept = memory_kb(server), "%064x" % (1 << 128)
+    with Wallet(PORT) as honest:
+        greedy = [Greedy(n) for n in range(5)]
+        try:
+            for _ in range(MOST // LIST + 1):
+                for each in greedy[:4]:
+                    each.send()
+                assert honest.call("server.ping") is None
+                for each in greedy[:4]:
+                    each.receive()
+            of_session = f"this session already has {MOST} subscriptions, the limit"
+            assert [(each.accepted, each.errors) for each in greedy[:4]] == [(MOST, {of_session: LIST})] * 4
+            last = greedy[4]
+            for _ in range(MOST // LIST + 1):
+                last.send()
+                assert honest.call("blockchain.scripthash.get_history", kept) == []
+                last.receive()
+            of_server = f"the server already has {FREE} subscriptions: only sessions with fewer than 1000 may add more"
+            assert (last.accepted, last.errors) == (FREE - 4 * MOST, {of_server: MOST + LIST - last.accepted})
+            assert honest.call("blockchain.scripthash.subscribe", kept) is None
+            assert memory_kb(server) - before < FREE * KB
+        finally:
+            for each in greedy:
+                each.close()
+        until(
+            lambda: memory_kb(server) - before,
+            lambda found: found < FREE * KB / 10,
+            why="the memory of clients that have left is not given back",
+        )
+        again = Greedy(0)
+        again.send()
+        again.receive()
+        again.close()
+        assert again.accepted == LIST
 
 
 def test_thousands_of_half_lines_take_little_memory(server: int) -> None:

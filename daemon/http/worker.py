@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import pickle
-import resource
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from config.serving import Http
 from config.settings import Config, socket_path
 from config.units import parse_endpoint
 from daemon.child import die_with
+from daemon.descriptors import allow
 from daemon.diagnostics import dump
 from daemon.heap import keep_heap_small
 from daemon.http import facades
@@ -169,12 +169,8 @@ def _hosts(http: Http, listening: socket.socket) -> Hosts:
 
 def _limits(http: Http) -> Limits:
     """Return what clients may have of this worker, with the descriptors for it; fewer where the system allows fewer."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted = http.max_connections + _SPARE_DESCRIPTORS
-    if hard != resource.RLIM_INFINITY:
-        most = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    wanted = http.max_connections + _SPARE_DESCRIPTORS
+    most = allow(wanted)
     connections = max(most - _SPARE_DESCRIPTORS, most // 2) if most < wanted else http.max_connections
     if connections < http.max_connections:
         log.warning("http_connections_limited", connections=connections, wanted=http.max_connections, descriptors=most)

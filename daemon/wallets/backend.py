@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 import structlog
@@ -17,6 +18,7 @@ from daemon.wallets.chain import ChainView
 from daemon.wallets.claims import Claims
 from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault
 from daemon.wallets.facts import Facts
+from daemon.wallets.later import Later
 from daemon.wallets.mempool import Mempool
 from daemon.wallets.upstream import Upstream
 from formats.merkle import MerkleTree
@@ -26,7 +28,7 @@ from handlers.query import Query
 
 log = structlog.get_logger("wallets")
 
-Touched = set[bytes] | None  # keys of scripts; None means all of them
+Touched = set[bytes] | None  # keys of scripts, and the transactions that came or went; None means everything
 OnChange = Callable[[Touched], Awaitable[None]]
 
 _REST = 9  # times as long as the last poll took: how long announced changes are collected before the next one
@@ -51,7 +53,7 @@ class Backend:
     def _find_output(self, txid: bytes, index: int) -> TxOutput | None:
         return self.chain.find_output(txid, index)
 
-    async def tree_of_block(self, height: int) -> MerkleTree:
+    def tree_of_block(self, height: int) -> MerkleTree | Later[MerkleTree]:
         """Return the tree over the transactions of a block, whose ids are from the store or else from the node.
 
         Raises:
@@ -61,12 +63,17 @@ class Backend:
         if (known := self._trees.get(block_hash)) is not None:
             self._trees.move_to_end(block_hash)
             return known
-        if ids is None:
-            answer = await self.upstream.call("getblock", block_hash.hex(), 1)
-            try:
-                ids = [bytes.fromhex(each) for each in answer["tx"]]
-            except (KeyError, TypeError, ValueError):
-                raise RpcFault(NODE_ERROR, f"the node returned no list of the transactions of block {height}") from None
+        return partial(self._tree_from_node, height, block_hash) if ids is None else self._keep(block_hash, ids)
+
+    async def _tree_from_node(self, height: int, block_hash: bytes) -> MerkleTree:
+        answer = await self.upstream.call("getblock", block_hash.hex(), 1)
+        try:
+            ids = [bytes.fromhex(each) for each in answer["tx"]]
+        except (KeyError, TypeError, ValueError):
+            raise RpcFault(NODE_ERROR, f"the node returned no list of the transactions of block {height}") from None
+        return self._keep(block_hash, ids)
+
+    def _keep(self, block_hash: bytes, ids: list[bytes]) -> MerkleTree:
         tree = self._trees[block_hash] = MerkleTree(ids)
         if len(self._trees) > _KEPT_BLOCKS:
             self._trees.popitem(last=False)
@@ -112,7 +119,7 @@ class Backend:
         self._polls.set()
 
     async def follow(self, on_change: OnChange) -> None:
-        """Follow the daemon and the node until cancelled; `on_change` is called with the scripts that change."""
+        """Follow the daemon and the node until cancelled; `on_change` is called with what changes."""
         facts = Facts(socket_path(self.config, os.environ))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(facts.listen)
@@ -129,15 +136,15 @@ class Backend:
             await on_change(touched)
 
     def _apply(self, facts: Sequence[BlockCommitted | RolledBack] | None) -> Touched:
-        """Return the scripts that some facts change; after a rollback, and where facts may be missing, all of them."""
+        """Return what some facts change: after a rollback, and where facts may be missing, everything."""
         touched: Touched = None if facts is None else set()
         for fact in facts or ():
             if isinstance(fact, RolledBack):
                 touched = None
                 continue
             keys, ids = self.chain.changed_by(fact.hash)
-            left = self.mempool.confirmed(ids)
-            touched = None if touched is None else touched | keys | left
+            left = self.mempool.confirmed(ids or ())
+            touched = None if touched is None or ids is None else touched.union(keys, left, ids)
         return touched
 
     async def _follow_mempool(self, on_change: OnChange) -> None:

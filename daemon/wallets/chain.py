@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from hashlib import sha256
-from typing import TypeVar
+from time import monotonic
 
 import anyio
 import msgspec
-from msgspec import Raw
 
 from daemon.wallets.claims import Claims
-from daemon.wallets.errors import BAD_REQUEST, RpcFault
 from daemon.wallets.headers import hash_at, header_of, ordinal_at
+from daemon.wallets.later import Later
 from daemon.wallets.mempool import Mempool, MempoolTx
+from daemon.wallets.snapshots import Snapshots
 from daemon.wallets.upstream import ByteCache
 from formats.transactions import TxOutput
 from handlers import script_history
-from handlers.boundary import Boundary, NoIndex, Torn
+from handlers.boundary import Boundary
 from handlers.events import Point
 from handlers.query import Query, Snapshot
 from handlers.script_history import Located
-from storage.errors import SnapshotExpired
 from storage.history.output_keys import address_key
 
-_T = TypeVar("_T")
 _Json = dict[str, object]
-_Make = Callable[[Snapshot, bytes, list[MempoolTx]], Awaitable[object]]
+_Steps = Generator[None, None, bytes]  # yields where other clients may have a turn, and returns an answer
+_Make = Callable[[Snapshot, bytes, list[MempoolTx]], _Steps]
 
 _ANSWERS_BYTES = 64 << 20
+_TURN_S = 0.005
 _encode = msgspec.json.Encoder().encode
 
 
@@ -36,28 +38,27 @@ class ChainView:
     """The store and the mempool as Electrum's answers show them."""
 
     def __init__(self, query: Query, mempool: Mempool, claims: Claims) -> None:
-        self._query, self.mempool, self.claims = query, mempool, claims
+        self._snapshots, self.mempool, self.claims = Snapshots(query), mempool, claims
         self._boundary: Boundary | None = None
         self._answers = ByteCache(_ANSWERS_BYTES)  # as of that block boundary
 
     # --- scripts --------------------------------------------------------------------------------------------------
 
-    async def history(self, key: bytes) -> Raw:
-        """Return the transactions of a script: confirmed ones in chain order, then those of the mempool."""
-        return await self._answer("history", key, self._history)
+    def history(self, key: bytes) -> bytes | Later[bytes]:
+        """Return the transactions of a script in JSON: confirmed ones in chain order, then those of the mempool."""
+        return self._answer(b"history", key, self._history)
 
-    async def status(self, key: bytes) -> str | None:
-        """Return the status of a script: the hash of its history, None without one."""
-        status: str | None = msgspec.json.decode(await self._answer("status", key, self._status))
-        return status
+    def status(self, key: bytes) -> bytes | Later[bytes]:
+        """Return the status of a script: the SHA-256 of its history, nothing without one."""
+        return self._answer(b"status", key, self._status)
 
-    async def unspent(self, key: bytes) -> Raw:
-        """Return the unspent outputs of a script, without those that the mempool spends and with those that it adds."""
-        return await self._answer("unspent", key, self._unspent)
+    def unspent(self, key: bytes) -> bytes | Later[bytes]:
+        """Return the unspent outputs of a script in JSON: without those that the mempool spends, with its own."""
+        return self._answer(b"unspent", key, self._unspent)
 
-    async def balance(self, key: bytes) -> Raw:
-        """Return the confirmed sum of a script, and by how much the mempool changes it."""
-        return await self._answer("balance", key, self._balance)
+    def balance(self, key: bytes) -> bytes | Later[bytes]:
+        """Return in JSON the confirmed sum of a script, and by how much the mempool changes it."""
+        return self._answer(b"balance", key, self._balance)
 
     def in_mempool(self, key: bytes) -> list[_Json]:
         """Return the unconfirmed transactions of a script."""
@@ -67,25 +68,46 @@ class ChainView:
         with self.snapshot() as shot:
             return [self._waiting(shot, each) for each in unconfirmed(shot, waiting)]
 
-    async def _answer(self, kind: str, key: bytes, make: _Make) -> Raw:
-        """Return an answer in JSON. Until the next block it is cached, unless the mempool has a part in it."""
+    def _answer(self, kind: bytes, key: bytes, make: _Make) -> bytes | Later[bytes]:
+        """Return an answer. Until the next block it is cached, unless the mempool has a part in it.
+
+        One that takes longer than a turn is begun again, with a snapshot of its own.
+        """
+        name, waiting, end = kind + key, self.mempool.of_script(key), monotonic() + _TURN_S
+        with self.snapshot() as shot:
+            answers = self._answers_at(shot)
+            if not waiting and (known := answers.get(name)) is not None:
+                return known
+            work = make(shot, key, waiting)
+            try:
+                while monotonic() < end:
+                    next(work)
+            except StopIteration as done:
+                return _kept(answers, name, done.value, waiting)
+        return partial(self._answer_in_turns, name, key, make)
+
+    async def _answer_in_turns(self, name: bytes, key: bytes, make: _Make) -> bytes:
         waiting = self.mempool.of_script(key)
         with self.snapshot() as shot:
-            if waiting:
-                return Raw(_encode(await make(shot, key, waiting)))
-            if shot.boundary is not self._boundary:
-                self._boundary, self._answers = shot.boundary, ByteCache(_ANSWERS_BYTES)
-            answers, name = self._answers, kind.encode() + key
-            if (known := answers.get(name)) is None:
-                known = _encode(await make(shot, key, waiting))
-                answers.put(name, known)
-            return Raw(known)
+            answers, work = self._answers_at(shot), make(shot, key, waiting)
+            while True:
+                try:
+                    next(work)
+                except StopIteration as done:
+                    return _kept(answers, name, done.value, waiting)
+                await turn(shot)
 
-    async def _history(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> list[_Json]:
+    def _answers_at(self, shot: Snapshot) -> ByteCache:
+        if shot.boundary is not self._boundary:
+            self._boundary, self._answers = shot.boundary, ByteCache(_ANSWERS_BYTES)
+        return self._answers
+
+    def _history(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> _Steps:
         found = list[_Json]()
-        async for part in _in_turns(shot, script_history.history(shot, key)):
+        for part in script_history.history(shot, key):
             found += [{"tx_hash": txid.hex(), "height": height} for txid, height in part]
-        return found + [self._waiting(shot, each) for each in unconfirmed(shot, waiting)]
+            yield
+        return _encode(found + [self._waiting(shot, each) for each in unconfirmed(shot, waiting)])
 
     def _waiting(self, shot: Snapshot, each: MempoolTx) -> _Json:
         """Return an unconfirmed transaction, with the others that claim an output which it spends."""
@@ -93,34 +115,39 @@ class ChainView:
         others = self.claims.others(shot, each.tx)
         return entry | {"claimed_by": others} if others else entry
 
-    async def _status(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> str | None:
-        entries = list[tuple[bytes, int]]()
-        async for part in _in_turns(shot, script_history.history(shot, key)):
-            entries += part
-        entries += [(each.tx.txid, each.height) for each in unconfirmed(shot, waiting)]
-        text = "".join([f"{txid.hex()}:{height}:" for txid, height in entries])
-        return sha256(text.encode()).hexdigest() if entries else None
+    def _status(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> _Steps:
+        history = sha256()
+        empty = True
+        for part in script_history.history(shot, key):
+            history.update("".join([f"{txid.hex()}:{height}:" for txid, height in part]).encode())
+            empty = False
+            yield
+        for each in unconfirmed(shot, waiting):
+            history.update(f"{each.tx.txid.hex()}:{each.height}:".encode())
+            empty = False
+        return b"" if empty else history.digest()
 
-    async def _unspent(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> list[_Json]:
+    def _unspent(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> _Steps:
         found = list[_Json]()
         spent = {(one.txid, one.vout) for each in waiting for one in each.tx.inputs}
-        async for part in _in_turns(shot, script_history.unspent(shot, key)):
+        for part in script_history.unspent(shot, key):
             found += [_unspent(*output) for output in part if (output.txid, output.vout) not in spent]
+            yield
         for each in unconfirmed(shot, waiting):
             for n, made in enumerate(each.tx.outputs):
                 if (each.tx.txid, n) not in spent and address_key(made.script) == key:
                     found.append(_unspent(each.tx.txid, n, 0, made.value))
-        return found
+        return _encode(found)
 
-    async def _balance(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> _Json:
+    def _balance(self, shot: Snapshot, key: bytes, waiting: list[MempoolTx]) -> _Steps:
         confirmed = change = 0
         for total in script_history.balance(shot, key):
             confirmed = total.value
-            await turn(shot)
+            yield
         for each in unconfirmed(shot, waiting):
             change += sum(made.value for made in each.tx.outputs if address_key(made.script) == key)
             change -= sum(used.value for used in each.spent if address_key(used.script) == key)
-        return {"confirmed": confirmed, "unconfirmed": change}
+        return _encode({"confirmed": confirmed, "unconfirmed": change})
 
     # --- transactions ---------------------------------------------------------------------------------------------
 
@@ -213,43 +240,33 @@ class ChainView:
 
     # --- blocks ---------------------------------------------------------------------------------------------------
 
-    def changed_by(self, block_hash: bytes) -> tuple[set[bytes], list[bytes]]:
-        """Return the keys of the scripts that a block touches, and its transactions; nothing if it was rolled back."""
+    def changed_by(self, block_hash: bytes) -> tuple[set[bytes], list[bytes] | None]:
+        """Return the keys of the scripts that a block touches, and its transactions; nothing if it was rolled back.
+
+        Instead of the transactions it returns None where not all of them are kept.
+        """
         with self.snapshot() as shot:
             ordinal = shot.ordinal_of(block_hash)
             if ordinal is None or not shot.state.floor < ordinal <= shot.state.tip:
                 return set(), []
-            return script_history.touched_keys(shot, ordinal), script_history.transaction_ids(shot, ordinal) or []
+            return script_history.touched_keys(shot, ordinal), script_history.transaction_ids(shot, ordinal)
 
-    def snapshot(self) -> Guarded:
+    # --- snapshots ------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
         """Read one block boundary; failures are errors of the protocols."""
-        return Guarded(self._query)
+        return self._snapshots.one()
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Answer everything from one snapshot. Nothing may be awaited meanwhile."""
+        return self._snapshots.turn()
 
 
-class Guarded:
-    """A snapshot whose failures reach the client as errors of the protocol."""
-
-    def __init__(self, query: Query) -> None:
-        self._manager = query.snapshot()
-
-    def __enter__(self) -> Snapshot:
-        return self._manager.__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool | None:
-        try:
-            return self._manager.__exit__(kind, error, trace)  # type: ignore[arg-type]
-        except NoIndex as missing:
-            raise RpcFault(BAD_REQUEST, f"the index {missing} is not enabled: set utxo.index.{missing}") from missing
-        except (Torn, SnapshotExpired) as moved:
-            raise RpcFault(BAD_REQUEST, "the store changed while the answer was read: try again") from moved
-
-
-async def _in_turns(shot: Snapshot, parts: Iterator[list[_T]]) -> AsyncIterator[list[_T]]:
-    """Yield parts; other clients get a turn between two of them."""
-    for number, part in enumerate(parts):
-        if number:
-            await turn(shot)
-        yield part
+def _kept(answers: ByteCache, name: bytes, answer: bytes, waiting: list[MempoolTx]) -> bytes:
+    """Cache an answer in which the mempool has no part; not that there is nothing, of which there is no end."""
+    if not waiting and len(answer) > len(b"[]"):
+        answers.put(name, answer)
+    return answer
 
 
 async def turn(shot: Snapshot) -> None:

@@ -64,7 +64,9 @@ class Mempool:
 
     def of_script(self, key: bytes) -> list[MempoolTx]:
         """Return the transactions that touch a script: those whose parents are confirmed first, each group by id."""
-        found = [self._known[txid] for txid in self._by_key.get(key, ())]
+        if key not in self._by_key:
+            return []
+        found = [self._known[txid] for txid in self._by_key[key]]
         return sorted(found, key=lambda each: (each.unconfirmed_parents, each.tx.txid))
 
     def spender(self, outpoint: OutPoint) -> MempoolTx | None:
@@ -73,7 +75,7 @@ class Mempool:
         return None if txid is None else self._known[txid]
 
     async def poll(self) -> set[bytes]:
-        """Read the node's mempool; return the keys of all scripts that arrivals and departures touch.
+        """Read the node's mempool; return what came and went, and the keys of all scripts that it touches.
 
         Raises:
             RpcFault: the node does not answer; the mempool is as it was.
@@ -100,11 +102,11 @@ class Mempool:
         return {txid: found[txid] for txid in txids if txid in found}
 
     def confirmed(self, txids: Iterable[bytes]) -> set[bytes]:
-        """Remove transactions that a block has; return the keys of the scripts that they touch."""
+        """Remove transactions that a block has; return these, and the keys of the scripts that they touch."""
         return self._change([txid for txid in txids if txid in self._known], self._waiting)
 
     def _change(self, departed: list[bytes], waiting: dict[bytes, Transaction]) -> set[bytes]:
-        """Remove and add transactions; return the keys of the scripts whose answers change."""
+        """Remove and add transactions; return these, and the keys of the scripts whose answers change."""
         touched, moved = set[bytes](), list[Transaction]()
         for txid in departed:
             removed = self._remove(txid)
@@ -120,6 +122,7 @@ class Mempool:
             moved += [made.tx for made in arrived]
             placed = bool(arrived)
         self._waiting = waiting
+        touched.update(tx.txid for tx in moved)
         for txid in self._children(moved):
             each = self._known[txid]
             unconfirmed = any(one.txid in self._known for one in each.tx.inputs)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import anyio
 import structlog
 
 from config.settings import Config
 from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault
+from daemon.wallets.later import Later
 from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
 from feeds.bitcoin.jsonrpc import Node
 from feeds.bitcoin.networks import NETWORKS
-from formats.transactions import parse_transaction, transaction_of_block
+from formats.transactions import double_sha256, parse_transaction, transaction_of_block
 from handlers.script_history import Located
 
 log = structlog.get_logger("wallets")
@@ -57,6 +60,7 @@ class Upstream:
     def __init__(self, node: Node | None, host: str = "") -> None:
         self._node, self.host = node, host
         self._raw = ByteCache(_CACHE_BYTES)
+        self._prefetching: dict[bytes, anyio.Event] = {}  # transactions that are being read
         self._fees: dict[tuple[int, str], float] = {}
 
     @classmethod
@@ -118,14 +122,22 @@ class Upstream:
         """Return the bytes of a transaction that was read lately."""
         return self._raw.get(txid)
 
+    async def prefetched(self, txid: bytes) -> bytes | None:
+        """Return the bytes of a transaction that was read lately, or that is being prefetched."""
+        if (flight := self._prefetching.get(txid)) is not None:
+            await flight.wait()
+        return self._raw.get(txid)
+
     async def prefetch(self, wanted: Mapping[bytes, bytes | None]) -> None:
         """Read transactions that are not cached, all in one request; each is given with the hash of its block.
 
         `raw_transaction` reads those that this misses.
         """
-        missing = [txid for txid in wanted if self._raw.get(txid) is None]
+        missing = [txid for txid in wanted if txid not in self._prefetching and self._raw.get(txid) is None]
         if self._node is None or len(missing) < 2:
             return
+        done = anyio.Event()
+        self._prefetching |= dict.fromkeys(missing, done)
         try:
             flight = await self._node.begin(*(_raw_call(txid, wanted[txid]) for txid in missing))
             for txid, answer in zip(missing, await flight.results(), strict=True):
@@ -134,6 +146,10 @@ class Upstream:
                     self._raw.put(txid, raw)
         except (NodeAway, NodeError, RpcFault) as error:
             log.debug("transactions_not_prefetched", transactions=len(missing), error=str(error))
+        finally:
+            done.set()
+            for txid in missing:
+                del self._prefetching[txid]
 
     async def described_transaction(self, txid: bytes, where: Located | None) -> Any:
         """Return the node's own description of a transaction.
@@ -162,6 +178,8 @@ class Upstream:
 
     @staticmethod
     def _check(txid: bytes, raw: bytes) -> None:
+        if double_sha256(raw)[::-1] == txid:  # it has no witnesses
+            return
         try:
             given = parse_transaction(raw).txid
         except ValueError as error:
@@ -175,11 +193,12 @@ class Upstream:
         """Clear the cached fees: the node may estimate others after a block."""
         self._fees.clear()
 
-    async def fee_rate(self, blocks: int, mode: str = "CONSERVATIVE") -> float:
+    def fee_rate(self, blocks: int, mode: str = "CONSERVATIVE") -> float | Later[float]:
         """Return the estimated fee in BTC for 1,000 virtual bytes, -1 if the node has no estimate."""
         known = self._fees.get((blocks, mode))
-        if known is not None:
-            return known
+        return partial(self._fee_rate, blocks, mode) if known is None else known
+
+    async def _fee_rate(self, blocks: int, mode: str) -> float:
         try:
             answer = await self.call("estimatesmartfee", blocks, mode)
         except RpcFault:

@@ -12,6 +12,8 @@ _BUDGET_S, _REFILL = 5.0, 0.25  # seconds of computing that a client may use at 
 class Budget:
     """A client's budget of CPU time: a burst, and then a share of the time."""
 
+    __slots__ = ("_at", "_left")
+
     def __init__(self) -> None:
         self._left, self._at = _BUDGET_S, monotonic()
 

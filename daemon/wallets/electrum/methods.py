@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daemon import VERSION
 from daemon.wallets.electrum import transactions
 from daemon.wallets.electrum.parameters import checkpoint_height, count, raw_bytes, script_key, transaction_id
-from daemon.wallets.electrum.subscriptions import Outpoint, Script
+from daemon.wallets.electrum.subscriptions import output_topic
 from daemon.wallets.errors import BAD_REQUEST, RpcFault, bad_params
+from daemon.wallets.later import Later, then
 
 if TYPE_CHECKING:
     from daemon.wallets.electrum.session import Session
 
-Method = Callable[["Session", Sequence[Any]], Awaitable[object]]
+Method = Callable[["Session", Sequence[Any]], object]
+"""Returns a result, or a `Later` if it has to wait; bytes are JSON already."""
 
 OLDEST, NEWEST = (1, 4), (1, 6)
 SOFTWARE = f"utxod {VERSION}"
@@ -23,7 +26,7 @@ MAX_HEADERS = 2016
 # --- server -------------------------------------------------------------------------------------------------------
 
 
-async def server_version(session: Session, params: Sequence[Any]) -> object:
+def server_version(session: Session, params: Sequence[Any]) -> object:
     """Agree on a version; further parameters are ignored."""
     wanted = params[1] if len(params) > 1 else "1.4"
     low, high = wanted if isinstance(wanted, list) and len(wanted) == 2 else (wanted, wanted)
@@ -47,7 +50,7 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-async def server_features(session: Session, _: Sequence[Any]) -> object:
+def server_features(session: Session, _: Sequence[Any]) -> object:
     """Return what this server is."""
     return {
         "hosts": {},
@@ -62,27 +65,27 @@ async def server_features(session: Session, _: Sequence[Any]) -> object:
     }
 
 
-async def server_ping(_: Session, __: Sequence[Any]) -> object:
+def server_ping(_: Session, __: Sequence[Any]) -> object:
     """Keep the connection open."""
     return None
 
 
-async def server_banner(session: Session, _: Sequence[Any]) -> object:
+def server_banner(session: Session, _: Sequence[Any]) -> object:
     """Return a text for the wallet's user."""
     return session.server.banner
 
 
-async def server_donation_address(_: Session, __: Sequence[Any]) -> object:
+def server_donation_address(_: Session, __: Sequence[Any]) -> object:
     """Return no address."""
     return ""
 
 
-async def server_peers(_: Session, __: Sequence[Any]) -> object:
+def server_peers(_: Session, __: Sequence[Any]) -> object:
     """Return no peers."""
     return []
 
 
-async def server_add_peer(_: Session, __: Sequence[Any]) -> object:
+def server_add_peer(_: Session, __: Sequence[Any]) -> object:
     """Accept no peers."""
     return False
 
@@ -90,13 +93,13 @@ async def server_add_peer(_: Session, __: Sequence[Any]) -> object:
 # --- headers ------------------------------------------------------------------------------------------------------
 
 
-async def headers_subscribe(session: Session, _: Sequence[Any]) -> object:
+def headers_subscribe(session: Session, _: Sequence[Any]) -> object:
     """Return the last header, and report each new one."""
     session.wants_headers = True
     return session.server.tip_header()
 
 
-async def block_header(session: Session, params: Sequence[Any]) -> object:
+def block_header(session: Session, params: Sequence[Any]) -> object:
     """Return a header, with a proof up to a checkpoint if one is given."""
     height, checkpoint = count(params[0], "height"), checkpoint_height(params, 1)
     found = session.server.chain.headers(height, 1)
@@ -104,10 +107,11 @@ async def block_header(session: Session, params: Sequence[Any]) -> object:
         raise RpcFault(BAD_REQUEST, f"there is no block of height {height}")
     if not checkpoint:
         return found[0].hex()
-    return {"header": found[0].hex(), **await session.server.backend.header_proof(height, checkpoint)}
+    proof = session.server.backend.header_proof
+    return partial(_with_proof, {"header": found[0].hex()}, partial(proof, height, checkpoint))
 
 
-async def block_headers(session: Session, params: Sequence[Any]) -> object:
+def block_headers(session: Session, params: Sequence[Any]) -> object:
     """Return headers one after the other: joined before 1.6, a list since then."""
     start, wanted = count(params[0], "start_height"), min(count(params[1], "count"), MAX_HEADERS)
     checkpoint = checkpoint_height(params, 2)
@@ -118,68 +122,71 @@ async def block_headers(session: Session, params: Sequence[Any]) -> object:
     else:
         answer["hex"] = b"".join(found).hex()
     if checkpoint and found:
-        answer |= await session.server.backend.header_proof(start + len(found) - 1, checkpoint)
+        proof = session.server.backend.header_proof
+        return partial(_with_proof, answer, partial(proof, start + len(found) - 1, checkpoint))
     return answer
+
+
+async def _with_proof(answer: dict[str, object], proof: Later[dict[str, object]]) -> object:
+    return answer | await proof()
 
 
 # --- scripts ------------------------------------------------------------------------------------------------------
 
 
-async def get_history(session: Session, params: Sequence[Any]) -> object:
+def get_history(session: Session, params: Sequence[Any]) -> object:
     """Return the transactions of a script."""
-    history = await session.server.chain.history(script_key(params[0]))
-    session.remember(history)
-    return history
+    return then(session.server.chain.history(script_key(params[0])), session.ahead.received)
 
 
-async def get_mempool(session: Session, params: Sequence[Any]) -> object:
+def get_mempool(session: Session, params: Sequence[Any]) -> object:
     """Return the unconfirmed transactions of a script."""
     return session.server.chain.in_mempool(script_key(params[0]))
 
 
-async def get_balance(session: Session, params: Sequence[Any]) -> object:
+def get_balance(session: Session, params: Sequence[Any]) -> object:
     """Return the sums of a script."""
-    return await session.server.chain.balance(script_key(params[0]))
+    return session.server.chain.balance(script_key(params[0]))
 
 
-async def list_unspent(session: Session, params: Sequence[Any]) -> object:
+def list_unspent(session: Session, params: Sequence[Any]) -> object:
     """Return the unspent outputs of a script."""
-    return await session.server.chain.unspent(script_key(params[0]))
+    return session.server.chain.unspent(script_key(params[0]))
 
 
-async def scripthash_subscribe(session: Session, params: Sequence[Any]) -> object:
+def scripthash_subscribe(session: Session, params: Sequence[Any]) -> object:
     """Return the status of a script, and report each change of it."""
-    return await session.server.subscriptions.subscribe(session, Script(script_key(params[0])))
+    return session.server.subscriptions.subscribe(session, script_key(params[0]))
 
 
-async def scripthash_unsubscribe(session: Session, params: Sequence[Any]) -> object:
+def scripthash_unsubscribe(session: Session, params: Sequence[Any]) -> object:
     """Report a script no longer; return whether it was subscribed to."""
-    return session.server.subscriptions.remove(session, Script(script_key(params[0])))
+    return session.server.subscriptions.remove(session, script_key(params[0]))
 
 
 # --- outputs: of the drafted 1.7, answered in every version ---------------------------------------------------------
 
 
-async def outpoint_status(session: Session, params: Sequence[Any]) -> object:
+def outpoint_status(session: Session, params: Sequence[Any]) -> object:
     """Return where an output was created and spent."""
-    return await _outpoint(params).status(session.server.chain)
+    return session.server.chain.outpoint_status(*_output(params))
 
 
-async def outpoint_subscribe(session: Session, params: Sequence[Any]) -> object:
+def outpoint_subscribe(session: Session, params: Sequence[Any]) -> object:
     """Return where an output was created and spent, and report each change of it."""
-    return await session.server.subscriptions.subscribe(session, _outpoint(params))
+    return session.server.subscriptions.subscribe(session, output_topic(*_output(params)))
 
 
-async def outpoint_unsubscribe(session: Session, params: Sequence[Any]) -> object:
+def outpoint_unsubscribe(session: Session, params: Sequence[Any]) -> object:
     """Report an output no longer; return whether it was subscribed to."""
-    return session.server.subscriptions.remove(session, _outpoint(params))
+    return session.server.subscriptions.remove(session, output_topic(*_output(params)))
 
 
-def _outpoint(params: Sequence[Any]) -> Outpoint:
+def _output(params: Sequence[Any]) -> tuple[bytes, int]:
     """Return an output; its script, which a client may add, is not needed here."""
     if len(params) > 2 and params[2] is not None:
         raw_bytes(params[2], "a locking script")
-    return Outpoint(transaction_id(params[0]), count(params[1], "txout_idx"))
+    return transaction_id(params[0]), count(params[1], "txout_idx")
 
 
 # Each method, with the least and the largest number of parameters.

@@ -1,281 +1,293 @@
-"""One client: reads JSON-RPC lines and writes responses and notifications, within the limits of a client."""
+"""One client: receives lines and sends answers and notifications, within the limits of a client.
+
+What is received is answered at once, inside the call that delivers it. If an answer has to wait, the remaining work
+continues in later turns of the event loop, and what arrives meanwhile is kept.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+import asyncio
+from time import monotonic, thread_time
+from typing import TYPE_CHECKING, cast
 
 import anyio
-import msgspec
 import structlog
-from anyio.abc import ByteStream
 
+from daemon.wallets.electrum import jsonrpc
+from daemon.wallets.electrum.ahead import Ahead
 from daemon.wallets.electrum.budget import Budget, Metered
-from daemon.wallets.electrum.methods import METHODS
-from daemon.wallets.errors import (
-    BUSY,
-    INTERNAL,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    UNKNOWN_METHOD,
-    RpcFault,
-)
+from daemon.wallets.electrum.calls import NotJson, Work, answer_line
+from daemon.wallets.electrum.transactions import prefetch
+from daemon.wallets.errors import INVALID_REQUEST, RpcFault
+from daemon.wallets.later import Later
 from storage.errors import StoreError
 
 if TYPE_CHECKING:
     from daemon.wallets.electrum.server import Server
-    from daemon.wallets.electrum.subscriptions import Topic
+    from daemon.wallets.electrum.subscriptions import Sent, Topic
 
 log = structlog.get_logger("wallets")
 
 LONGEST_LINE = 12 << 20  # a package of 25 transactions in hexadecimal digits
-_CHUNK = 64 << 10
-_MOST_CALLS = 10_000  # in one list
-_UNSENT = 32 << 20  # bytes that a client may leave unread before it is disconnected
-_ANSWERED_AHEAD = 1 << 20  # bytes of answers after which its next request waits until it has read them
+_CHUNK = 64 << 10  # bytes that are written together, and that are received while an answer is awaited
+_UNSENT = 32 << 20  # bytes that a client may leave unread before it is disconnected by a notification
 _TURN_S = 0.005  # after which a client that sends many requests yields to others
 _READ_TIMEOUT_S = 600.0
 _SEND_TIMEOUT_S = 60.0
 _UNREAD = "the client does not read its answers"
 
-_HISTORIES, _SHORT_HISTORY = 20, 5_000  # that are kept for each client, and how many bytes each has at most
-_FETCHED_TOGETHER = 50  # transactions
 
-_decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
-
-
-class _Entry(msgspec.Struct):
-    tx_hash: str
-    height: int
-
-
-_entries = msgspec.json.Decoder(list[_Entry]).decode
-
-
-class Closed(Exception):
-    """The session has ended; the message is the reason, for the log."""
-
-
-class Session:
+class Session(asyncio.Protocol):
     """A connection of a client."""
 
-    def __init__(self, server: Server, stream: ByteStream) -> None:
-        self.server, self._stream = server, stream
+    __slots__ = (
+        "_budget",
+        "_closing",
+        "_heard_at",
+        "_held",
+        "_next_turn",
+        "_out",
+        "_parked",
+        "_paused",
+        "_received",
+        "_scope",
+        "_searched",
+        "_transport",
+        "_turn_at",
+        "_unread_since",
+        "_unsent",
+        "_work",
+        "ahead",
+        "server",
+        "statuses",
+        "version",
+        "wants_headers",
+    )
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
         self.version: tuple[int, int] | None = None
         self.wants_headers = False
-        self.statuses: dict[Topic, object] = {}  # of what it subscribed to, as they were sent last
+        self.statuses: dict[Topic, Sent] = {}  # of what it subscribed to, as they were sent last
+        self.ahead = Ahead()
+        self._transport: asyncio.Transport | None = None
         self._budget = Budget()
+        self._received, self._searched = bytearray(), 0  # how many of these bytes have no end of a line
         self._out: list[bytes] = []
-        self._later: list[bytes] = []  # notifications that are sent after the answers to the current line
-        self._answering = False
-        self._heard_at = self._turn_at = monotonic()  # the latter: when other sessions were last given a turn
-        self._unsent = 0
-        self._filled, self._emptied = anyio.Event(), anyio.Event()
-        self._scope = anyio.CancelScope()
-        self._histories = deque[msgspec.Raw](maxlen=_HISTORIES)
-
-    @property
-    def busy(self) -> bool:
-        """Return whether answers have not been sent yet."""
-        return self._unsent > 0
-
-    def remember(self, history: msgspec.Raw) -> None:
-        """Keep a history that the client receives: it may request the transactions next."""
-        if len(history) <= _SHORT_HISTORY:
-            self._histories.append(history)
-
-    def next_requests(self, txid: bytes) -> dict[bytes, int]:
-        """Return the transactions of the latest histories with their heights, if they have this one; each once.
-
-        Most clients that request one of them request all, and many do so one after the other.
-        """
-        found = {entry.tx_hash: entry.height for history in self._histories for entry in _entries(history)}
-        wanted = txid.hex()
-        if wanted not in found:
-            return {}
-        self._histories.clear()
-        return {bytes.fromhex(each): found[each] for each in (wanted, *islice(found, _FETCHED_TOGETHER))}
+        self._held: list[bytes] = []  # notifications that are sent after the answer to the current line
+        self._unsent = 0  # bytes of both
+        self._work: Work[None] | None = None  # while lines are being answered
+        self._next_turn: asyncio.Handle | None = None
+        self._scope: anyio.CancelScope | None = None  # of a result that the work waits for
+        self._parked = False  # the work waits for the client to read
+        self._paused = self._closing = False
+        self._heard_at = self._turn_at = monotonic()
+        self._unread_since: float | None = None  # since when the client has not read what was sent
 
     def speaks(self, version: tuple[int, int]) -> bool:
         """Return whether the client has agreed to a version at least as new."""
         return (self.version or (1, 4)) >= version
 
-    async def run(self) -> None:
-        """Answer until the client leaves, is silent for too long, or breaks a limit."""
-        async with anyio.create_task_group() as both:
-            self._scope = both.cancel_scope
-            both.start_soon(self._write)
-            try:
-                await self._read()
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-                pass
-            except Closed as reason:
-                log.info("electrum_session_closed", reason=str(reason))
-            with anyio.move_on_after(_SEND_TIMEOUT_S):
-                await self.flushed()
-            both.cancel_scope.cancel()
+    # --- the connection -------------------------------------------------------------------------------------------
 
-    # --- in -------------------------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast(asyncio.Transport, transport)
 
-    async def _read(self) -> None:
-        waiting = bytearray()
-        while True:
-            received = await self._stream.receive(_CHUNK)
-            self._heard_at = self._turn_at = monotonic()
-            searched = len(waiting)
-            waiting += received
-            while (end := waiting.find(b"\n", searched)) >= 0:
-                line = bytes(waiting[:end])
-                del waiting[: end + 1]
-                searched = 0
-                self._answering = True
-                await self._line(line)
-                self._answering = False
-                self._out += self._later
-                self._later.clear()
-                self.wake()
-                if self._unsent > _ANSWERED_AHEAD:
-                    await self._wait_for_reader()
-            if len(waiting) > LONGEST_LINE:
-                self._send(_fault(None, INVALID_REQUEST, f"a line is longer than {LONGEST_LINE} bytes"))
-                raise Closed("a line was too long")
+    def connection_lost(self, _: Exception | None) -> None:
+        """End: what is still being computed is not sent."""
+        self._transport = None
+        if self._work is not None:
+            self._work.close()
+            self._work = None
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        if self._scope is not None:
+            self._scope.cancel()
+        self.server.left(self)
 
-    async def _wait_for_reader(self) -> None:
-        with anyio.move_on_after(_SEND_TIMEOUT_S) as patience:
-            await self.flushed()
-        if patience.cancelled_caught:
-            raise Closed(_UNREAD)
+    def eof_received(self) -> bool:
+        """Answer what was received before the connection is closed; TLS does not allow that."""
+        self._closing = True
+        transport = self._transport
+        return self._work is not None and transport is not None and transport.get_extra_info("ssl_object") is None
 
-    def end_if_silent(self, now: float) -> None:
-        """Disconnect a client that has sent nothing for too long.
+    def end_if_stuck(self, now: float) -> None:
+        """Disconnect a client that has sent nothing, or has not read what was sent, for too long.
 
         One task checks all sessions: a timer for each of them would be restarted by every request.
         """
-        if now - self._heard_at > _READ_TIMEOUT_S and not self._answering:
+        if self._unread_since is not None and now - self._unread_since > _SEND_TIMEOUT_S:
+            self._disconnect(_UNREAD)
+        elif now - self._heard_at > _READ_TIMEOUT_S and self._work is None:
             self._disconnect(f"nothing was received for {_READ_TIMEOUT_S:g} s")
 
-    async def _line(self, line: bytes) -> None:
-        if not line.strip():
-            return
-        try:
-            message = _decode(line)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            self._send(_fault(None, PARSE_ERROR, f"the line is not JSON: {error}"))
-            raise Closed("a line was not JSON") from error
-        if not isinstance(message, list):
-            answer = await self._answer(message)
-            if answer is not None:
-                self._send(answer)
-            return
-        if not 1 <= len(message) <= _MOST_CALLS:
-            what = f"a list must have 1 to {_MOST_CALLS} calls, not {len(message)}"
-            self._send(_fault(None, INVALID_REQUEST, what))
-            return
-        answers = [answer for call in message if (answer := await self._answer(call)) is not None]
-        if answers:
-            self._send(b"[" + b",".join(answers) + b"]")
+    def _disconnect(self, reason: str) -> None:
+        self._close(reason)
+        self.abort()
 
-    async def _answer(self, call: object) -> bytes | None:
-        """Return the answer to one call, None for a notification."""
-        if not isinstance(call, dict) or not isinstance(call.get("method"), str):
-            return _fault(None, INVALID_REQUEST, "a request is an object with a method")
-        number = call.get("id")
-        work = Metered(self._carry_out(call["method"], call.get("params") or []))
-        try:
-            result = _result(number, await work)
-        except RpcFault as fault:
-            result = _fault(number, fault.code, fault.message)
-        except StoreError as error:
-            log.error("electrum_request_failed", method=call["method"], error=str(error))
-            result = _fault(number, INTERNAL, "the store could not be read: the log of the daemon has the reason")
-        except Exception:  # one request of one client: the others continue
-            log.exception("electrum_request_failed", method=call["method"])
-            result = _fault(number, INTERNAL, "the request failed: the log of the daemon has the reason")
-        if (pause := self._budget.spend(work.spent)) > 0:
-            await anyio.sleep(min(pause, _READ_TIMEOUT_S))
-        elif monotonic() - self._turn_at > _TURN_S:
-            await anyio.lowlevel.checkpoint()
-            self._turn_at = monotonic()
-        return result if "id" in call else None
+    def finish(self) -> None:
+        """Disconnect the client, once everything is sent."""
+        self._closing = True
+        if self._transport is None:
+            self.server.left(self)
+        elif self._work is None:
+            self._transport.close()
 
-    async def _carry_out(self, name: str, params: Any) -> object:
-        found = METHODS.get(name)
-        if found is None:
-            raise RpcFault(UNKNOWN_METHOD, f"unknown method: {name[:80]}")
-        method, least, most = found
-        if not isinstance(params, list):
-            raise RpcFault(INVALID_PARAMS, f"the parameters of {name} must be a list")
-        if not least <= len(params) <= most:
-            expected = f"{least}" if least == most else f"{least} to {most}"
-            raise RpcFault(INVALID_PARAMS, f"{name} takes {expected} parameters, not {len(params)}")
-        if self.server.stopping:
-            raise RpcFault(BUSY, "the server is shutting down")
-        return await method(self, params)
+    def abort(self) -> None:
+        """Disconnect the client, whatever is still to be sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self, reason: str) -> None:
+        """Close the connection after the work, once everything is sent."""
+        if not self._closing:
+            log.info("electrum_session_closed", reason=reason)
+        self._closing = True
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Answer the lines that are complete, unless earlier ones are still being answered."""
+        self._heard_at = monotonic()
+        self._received += data
+        if self._work is None:
+            self._work = self._lines()
+            self._continue()
+        elif len(self._received) > _CHUNK and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _lines(self) -> Work[None]:
+        """Answer all lines that are complete."""
+        received = self._received
+        while (end := received.find(b"\n", self._searched)) >= 0:
+            line = bytes(received[:end])
+            del received[: end + 1]
+            self._searched = 0
+            try:
+                yield from answer_line(self, line)
+            except NotJson:
+                self._close("a line was not JSON")
+                return
+            self._release()
+        self._release()
+        self._searched = len(received)
+        if self._searched > LONGEST_LINE:
+            what = f"a line is longer than {LONGEST_LINE} bytes"
+            self.put(jsonrpc.error(None, RpcFault(INVALID_REQUEST, what)) + b"\n")
+            self._close("a line was too long")
+
+    @property
+    def turn_ended(self) -> bool:
+        """Return whether the work has to yield: to other clients, or until the client has read."""
+        return self._unread_since is not None or monotonic() - self._turn_at > _TURN_S
+
+    def _continue(self, value: object = None, error: Exception | None = None) -> None:
+        """Carry out the next part of the work, with the result that it waited for."""
+        work, self._next_turn = self._work, None
+        if work is None:  # the client has left
+            return
+        began, self._turn_at = thread_time(), monotonic()
+        wait, done = None, False
+        with self.server.chain.turn():
+            try:
+                wait = work.send(value) if error is None else work.throw(error)
+            except StopIteration:
+                done = True
+        self.flush()
+        if expected := self.ahead.expected():
+            self.server.start_soon(self._prefetch, expected)
+        self._schedule(wait, min(self._budget.spend(thread_time() - began), _READ_TIMEOUT_S), done=done)
+
+    def _schedule(self, wait: Later[object] | None, pause: float, *, done: bool) -> None:
+        """Continue after a result, after a pause, or when the client has read; or wait for the next line."""
+        if self._transport is None:
+            return
+        if done and self._closing:
+            self._work, self._unread_since = None, self._unread_since or monotonic()
+            self._transport.close()
+        elif wait is not None:
+            self.server.start_soon(self._wait_for, wait)
+        elif done and pause <= 0 and self._unread_since is None:
+            self._work = None
+            if self._paused:
+                self._paused = False
+                self._transport.resume_reading()
+        else:
+            if done:
+                self._work = self._lines()
+            self._parked = self._unread_since is not None
+            if not self._parked:
+                self._next_turn = asyncio.get_running_loop().call_later(pause, self._continue)
+
+    async def _wait_for(self, wait: Later[object]) -> None:
+        if self._work is None:  # the client has left
+            return
+        work, result, problem = Metered(wait()), None, None
+        with anyio.CancelScope() as self._scope:
+            try:
+                result = await work
+            except Exception as error:  # noqa: BLE001 -- the call receives it
+                problem = error
+        self._scope = None
+        self._budget.spend(work.spent)
+        self._continue(result, problem)
+
+    async def _prefetch(self, expected: dict[bytes, int]) -> None:
+        """Read transactions that the client is expected to request next."""
+        work = Metered(prefetch(self.server.chain, self.server.upstream, expected))
+        try:
+            await work
+        except (RpcFault, StoreError) as error:  # the request itself will report it
+            log.debug("transactions_not_prefetched", transactions=len(expected), error=str(error))
+        self._budget.spend(work.spent)
 
     # --- out ------------------------------------------------------------------------------------------------------
 
-    def notify(self, method: str, params: list[object]) -> None:
-        """Send a notification, but not before the answers to a line that is being processed.
+    def put(self, message: bytes) -> None:
+        """Send a part of an answer, with the next ones if it is short."""
+        self._out.append(message)
+        self._unsent += len(message)
+        if self._unsent > _CHUNK:
+            self.flush()
 
-        One of these may have an older status of the same script, and a client keeps what it received last.
+    def notify(self, message: bytes, *, now: bool = True) -> None:
+        """Send a notification; or with the next message, or at `flush`.
+
+        It is not sent before the answer to a line that is being processed: this may have an older status of the same
+        script, and a client keeps what it received last.
         """
-        self.send_notification(notification(method, params))
-
-    def send_notification(self, message: bytes, *, now: bool = True) -> None:
-        """Send a notification that is encoded already, in the same order; or with the next message, or at `wake`."""
-        self._send(message, self._later if self._answering else self._out, now=now)
-
-    def wake(self) -> None:
-        """Send what waits for a next message."""
-        if self._out:
-            self._filled.set()
-
-    def _send(self, message: bytes, queue: list[bytes] | None = None, *, now: bool = True) -> None:
-        """Queue a message for the writer; a client that leaves too much unread is disconnected."""
-        self._unsent += len(message) + 1
-        (self._out if queue is None else queue).append(message + b"\n")
+        if self._transport is None:
+            return
+        (self._out if self._work is None else self._held).append(message)
+        self._unsent += len(message)
         if now:
-            self._filled.set()
-        if self._unsent > _UNSENT:
+            self.flush()
+        if self._transport.get_write_buffer_size() + self._unsent > _UNSENT:
             self._disconnect(_UNREAD)
 
-    def _disconnect(self, reason: str) -> None:
-        log.info("electrum_session_closed", reason=reason)
-        self._scope.cancel()
+    def _release(self) -> None:
+        if self._held:
+            self._out += self._held
+            self._held.clear()
 
-    async def _write(self) -> None:
-        while True:
-            await self._filled.wait()
-            self._filled = anyio.Event()
-            while self._out:
-                messages, self._out = self._out, []
-                try:
-                    await self._stream.send(b"".join(messages))
-                except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):  # the client has left
-                    self._scope.cancel()
-                    return
-                self._unsent -= sum(map(len, messages))
-            self._emptied.set()
+    def flush(self) -> None:
+        """Write what was put together."""
+        if self._out:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._unsent -= len(data)
+            if self._transport is not None:
+                self._transport.write(data)
 
-    async def flushed(self) -> None:
-        """Wait until all answers are sent."""
-        if self.busy:
-            self._emptied = anyio.Event()
-            await self._emptied.wait()
+    def pause_writing(self) -> None:
+        """Answer no more, until the client has read most of what was sent."""
+        self._unread_since = monotonic()
 
-
-def notification(method: str, params: list[object]) -> bytes:
-    """Return a notification as it is sent."""
-    return _encode({"jsonrpc": "2.0", "method": method, "params": params})
-
-
-def _result(number: object, result: object) -> bytes:
-    return _encode({"jsonrpc": "2.0", "id": number, "result": result})
-
-
-def _fault(number: object, code: int, message: str) -> bytes:
-    return _encode({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}})
+    def resume_writing(self) -> None:
+        """Continue."""
+        self._unread_since = None
+        if self._parked:
+            self._parked = False
+            self._next_turn = asyncio.get_running_loop().call_soon(self._continue)

@@ -1,51 +1,62 @@
-"""The subscriptions of sessions, with the last status that was sent for each: a change is sent once."""
+"""The subscriptions of sessions, with the last status that was sent for each: a change is sent once.
+
+A client may have very many subscriptions, so each takes little memory: a topic is one byte string, which all tables
+share, and of a status, and of a script that an output belongs to, there is a number. These numbers are Python's hashes,
+which no client can foresee. By chance two are equal in one of 2^60 cases: then a change is not reported, or a status is
+computed without need.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
+from functools import partial
+from struct import Struct
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
+from daemon.wallets.electrum import jsonrpc
+from daemon.wallets.electrum.multimap import Multimap
 from daemon.wallets.errors import BAD_REQUEST, RpcFault
+from daemon.wallets.later import Later, settled, then
 
 if TYPE_CHECKING:
     from daemon.wallets.chain import ChainView
     from daemon.wallets.electrum.session import Session
 
-
-class Script(NamedTuple):
-    """A locking script, by its SHA-256."""
-
-    key: bytes
-
-    async def status(self, chain: ChainView) -> object:
-        """Return the status: the hash of the history, None without one."""
-        return await chain.status(self.key)
-
-    def notify(self, session: Session, status: object) -> None:
-        """Send a status."""
-        session.notify("blockchain.scripthash.subscribe", [self.key[::-1].hex(), status])
+Topic = bytes  # the SHA-256 of a script; or the id of a transaction, and the index of an output that may not exist yet
+Sent = int | None  # the hash of a status, None for a script without a history and for an unknown output
+_KEY = 32  # bytes of a script's topic
+_INDEX = Struct(">I")
+_BITS = (1 << 60) - 1  # a number of 60 bits takes 32 bytes
+_ANSWERING = -1  # instead of the status of a topic while the answer to the subscription is being computed
+_TURN_S = 0.005
+_FORGOTTEN = 2_000  # subscriptions that are ended before others get a turn
+_RESERVED, _FEW = 10, 1_000  # a tenth of the limit is for sessions that have only a few
 
 
-class Outpoint(NamedTuple):
-    """An output, which need not exist yet."""
-
-    txid: bytes
-    vout: int
-
-    async def status(self, chain: ChainView) -> object:
-        """Return the status: the heights of the transactions that create and spend it, if they are known."""
-        return chain.outpoint_status(self.txid, self.vout)
-
-    def notify(self, session: Session, status: object) -> None:
-        """Send a status."""
-        session.notify("blockchain.outpoint.subscribe", [self.txid.hex(), self.vout, status])
+def output_topic(txid: bytes, index: int) -> Topic:
+    """Return the topic of an output."""
+    return txid + _INDEX.pack(index)
 
 
-Topic = Script | Outpoint
-ANSWERING = ""  # the status of a topic while the answer to the subscription is being computed
+def _output(topic: Topic) -> tuple[bytes, int]:
+    return topic[:_KEY], _INDEX.unpack_from(topic, _KEY)[0]
+
+
+def _number(name: bytes) -> int:
+    return hash(name) & _BITS
+
+
+class Status(NamedTuple):
+    """A status as the client sees it, and what is kept of it."""
+
+    shown: object
+    sent: Sent
+
+
+_NOTHING = Status(None, None)
 
 
 class Subscriptions:
@@ -53,116 +64,178 @@ class Subscriptions:
 
     def __init__(self, chain: ChainView, most: int, most_each: int) -> None:
         self._chain, self._most, self._most_each = chain, most, most_each
-        self._sessions: dict[Topic, set[Session]] = {}
-        self._outpoints: dict[bytes | None, set[Outpoint]] = {}  # by script, None while their transaction is unknown
-        self._script_of: dict[Outpoint, bytes | None] = {}
-        self._versions = Counter[Topic]()  # how often a topic has changed
+        self._sessions = Multimap[Topic, "Session"]()
+        self._outputs = Multimap[int, Topic]()  # by the hash of the script, or of the transaction while it is unknown
+        self._script_of: dict[Topic, int] = {}  # the hash, of outputs of known transactions
+        self._computing: dict[Topic, list[int]] = {}  # how many sessions wait for its status, how often it has changed
         self._reporting = anyio.Lock()  # otherwise an older status could be sent after a newer one
         self.count = 0
 
     def _add(self, session: Session, topic: Topic) -> None:
         if topic in session.statuses:
             return
-        if len(session.statuses) >= self._most_each:
+        own = len(session.statuses)
+        if own >= self._most_each:
             raise RpcFault(BAD_REQUEST, f"this session already has {self._most_each} subscriptions, the limit")
         if self.count >= self._most:
             raise RpcFault(BAD_REQUEST, f"the server already has {self._most} subscriptions, the limit")
-        session.statuses[topic] = None
-        self._sessions.setdefault(topic, set()).add(session)
+        if own >= _FEW and self.count >= self._most - self._most // _RESERVED:
+            what = f"the server already has {self.count} subscriptions"
+            raise RpcFault(BAD_REQUEST, f"{what}: only sessions with fewer than {_FEW} may add more")
+        session.statuses[topic] = _ANSWERING
+        self._sessions.add(topic, session)
         self.count += 1
-        if isinstance(topic, Outpoint) and topic not in self._script_of:
-            self._place(topic)
 
-    def _place(self, outpoint: Outpoint) -> None:
-        """Record the script of an output: creating or spending the output affects that script."""
-        key = self._script_of[outpoint] = self._chain.script_of(outpoint.txid, outpoint.vout)
-        self._outpoints.setdefault(key, set()).add(outpoint)
+    def _list(self, topic: Topic) -> None:
+        """List an output under its script, which is affected when the output is created or spent."""
+        self._unlist(topic)
+        txid, index = _output(topic)
+        script = self._chain.script_of(txid, index)
+        if script is not None:
+            self._script_of[topic] = _number(script)
+        self._outputs.add(_number(script or txid), topic)
 
-    def _displace(self, outpoint: Outpoint) -> None:
-        key = self._script_of.pop(outpoint)
-        self._outpoints[key].discard(outpoint)
-        if not self._outpoints[key]:
-            del self._outpoints[key]
+    def _unlist(self, topic: Topic) -> None:
+        number = self._script_of.pop(topic, None)
+        self._outputs.discard(_number(topic[:_KEY]) if number is None else number, topic)
 
     def remove(self, session: Session, topic: Topic) -> bool:
         """End a subscription; return whether there was one."""
         if topic not in session.statuses:
             return False
         del session.statuses[topic]
-        self.count -= 1
-        others = self._sessions[topic]
-        others.discard(session)
-        if not others:
-            del self._sessions[topic]
-            self._versions.pop(topic, None)
-            if isinstance(topic, Outpoint):
-                self._displace(topic)
+        self._end(session, topic)
         return True
 
-    def forget(self, session: Session) -> None:
-        """End all subscriptions of a session."""
-        for topic in list(session.statuses):
-            self.remove(session, topic)
+    def _end(self, session: Session, topic: Topic) -> None:
+        self.count -= 1
+        self._sessions.discard(topic, session)
+        if len(topic) > _KEY and topic not in self._sessions:
+            self._unlist(topic)
 
-    async def subscribe(self, session: Session, topic: Topic) -> object:
+    async def forget(self, session: Session) -> None:
+        """End all subscriptions of a session, in turns."""
+        while session.statuses:
+            for _ in range(min(_FORGOTTEN, len(session.statuses))):
+                topic, _ = session.statuses.popitem()
+                self._end(session, topic)
+            await anyio.lowlevel.checkpoint()
+        session.statuses = {}  # an empty dictionary is as large as it ever was
+
+    # --- statuses -------------------------------------------------------------------------------------------------
+
+    def subscribe(self, session: Session, topic: Topic) -> object | Later[object]:
         """Subscribe a session to a topic, and return its status, which counts as sent.
-
-        A status that changes while it is computed is computed again: otherwise the change would be reported before
-        the answer, and the client would keep the older of the two.
 
         Raises:
             RpcFault: there are too many subscriptions, or the status cannot be computed.
         """
         self._add(session, topic)
-        session.statuses[topic] = ANSWERING
         try:
-            while True:
-                before = self._versions[topic]
-                status = await topic.status(self._chain)
-                if topic not in session.statuses or self._versions[topic] == before:
-                    break
-        except RpcFault:
+            if len(topic) > _KEY:
+                self._list(topic)
+            found = self._status(topic)
+        except Exception:
             self.remove(session, topic)
             raise
+        if isinstance(found, partial):
+            session.statuses[topic] = _ANSWERING
+            return partial(self._subscribe_later, session, topic)
+        session.statuses[topic] = found.sent
+        return found.shown
+
+    async def _subscribe_later(self, session: Session, topic: Topic) -> object:
+        """Compute a status that takes several turns.
+
+        If it changes meanwhile, it is computed again: otherwise the change would be reported before the answer, and the
+        client would keep the older of the two.
+        """
+        computing = self._computing.setdefault(topic, [0, 0])
+        computing[0] += 1
+        try:
+            while True:
+                before = computing[1]
+                found = await settled(self._status(topic))
+                if topic not in session.statuses or computing[1] == before:
+                    break
+        except Exception:
+            self.remove(session, topic)
+            raise
+        finally:
+            computing[0] -= 1
+            if not computing[0]:
+                del self._computing[topic]
         if topic in session.statuses:
-            session.statuses[topic] = status
-        return status
+            session.statuses[topic] = found.sent
+        return found.shown
+
+    def _status(self, topic: Topic) -> Status | Later[Status]:
+        if len(topic) == _KEY:
+            return then(self._chain.status(topic), _status_of_script)
+        status = self._chain.outpoint_status(*_output(topic))
+        return Status(status, _number(jsonrpc.encode(status)) if status else None)
 
     def of_scripts(self, keys: Iterable[bytes]) -> set[Session]:
         """Return the sessions that subscribed to one of some scripts."""
-        return {session for key in keys for session in self._sessions.get(Script(key), ())}
+        return {session for key in keys for session in self._sessions.get(key)}
+
+    # --- reports --------------------------------------------------------------------------------------------------
 
     async def report(self, touched: Iterable[bytes] | None) -> None:
         """Send each session the new statuses of what it subscribed to.
 
-        `touched` are the keys of the scripts that a change affects; None means all of them.
+        `touched` are the keys of the scripts that a change affects, and the transactions that came or went; None means
+        all of them.
         """
         wanted = self._touched(touched)
-        for topic in wanted:
-            self._versions[topic] += 1
+        for topic in self._computing.keys() & wanted:
+            self._computing[topic][1] += 1
         async with self._reporting:
-            for topic in wanted:
-                await self._report_one(topic)
+            while wanted:
+                waiting = self._report_some(wanted)
+                if waiting is not None:
+                    topic, found = waiting
+                    self._send(topic, await found())
                 await anyio.lowlevel.checkpoint()
 
     def _touched(self, touched: Iterable[bytes] | None) -> list[Topic]:
         if touched is None:
-            found = list(self._sessions)
-        else:
-            keys = list(touched)
-            found = [script for script in map(Script, keys) if script in self._sessions]
-            found += [outpoint for key in (*keys, None) for outpoint in self._outpoints.get(key, ())]
-        for topic in found:
-            if isinstance(topic, Outpoint) and (touched is None or self._script_of[topic] is None):
-                self._displace(topic)
-                self._place(topic)
-        return found
+            return list(self._sessions)
+        keys = list(touched)
+        found = [key for key in keys if key in self._sessions]
+        return found + [topic for key in keys for topic in self._outputs.get(_number(key))]
 
-    async def _report_one(self, topic: Topic) -> None:
-        if topic not in self._sessions:  # its last session has left meanwhile
-            return
-        status = await topic.status(self._chain)
-        for session in tuple(self._sessions.get(topic, ())):
-            if session.statuses[topic] not in (status, ANSWERING):
-                session.statuses[topic] = status
-                topic.notify(session, status)
+    def _report_some(self, wanted: list[Topic]) -> tuple[Topic, Later[Status]] | None:
+        """Take topics and report their statuses for one turn; return the status that takes longer."""
+        end = monotonic() + _TURN_S
+        with self._chain.turn():
+            while wanted and monotonic() < end:
+                topic = wanted.pop()
+                if topic not in self._sessions:  # its last session has left meanwhile
+                    continue
+                if len(topic) > _KEY and topic not in self._script_of:  # it may be known now
+                    self._list(topic)
+                found = self._status(topic)
+                if isinstance(found, partial):
+                    return topic, found
+                self._send(topic, found)
+        return None
+
+    def _send(self, topic: Topic, status: Status) -> None:
+        message = b""
+        for session in self._sessions.get(topic):
+            if session.statuses[topic] not in (status.sent, _ANSWERING):
+                session.statuses[topic] = status.sent
+                message = message or _notification(topic, status.shown)
+                session.notify(message)
+
+
+def _status_of_script(digest: bytes) -> Status:
+    return Status(digest.hex(), _number(digest)) if digest else _NOTHING
+
+
+def _notification(topic: Topic, status: object) -> bytes:
+    if len(topic) == _KEY:
+        return jsonrpc.notification("blockchain.scripthash.subscribe", [topic[::-1].hex(), status]) + b"\n"
+    txid, index = _output(topic)
+    return jsonrpc.notification("blockchain.outpoint.subscribe", [txid.hex(), index, status]) + b"\n"

@@ -29,6 +29,7 @@ from daemon.wallets.esplora.blocks import Blocks
 from daemon.wallets.esplora.mempool import MempoolRoutes
 from daemon.wallets.esplora.scripts import Scripts
 from daemon.wallets.esplora.transactions import Transactions
+from daemon.wallets.later import settled
 from formats.merkle import MerkleTree
 from handlers.addresses import AddressError, Codec
 from storage.errors import StoreError
@@ -147,7 +148,7 @@ class Esplora:
         return height
 
     async def _ids(self, request: Request) -> list[bytes]:
-        tree = await self._backend.tree_of_block(self._height(request))
+        tree = await settled(self._backend.tree_of_block(self._height(request)))
         return [tree.id_at(position) for position in range(len(tree))]
 
     async def _block_txids(self, request: Request) -> Response:
@@ -201,11 +202,11 @@ class Esplora:
         """Return the height and the position of a transaction, and the tree of its block."""
         txid = hash_in(request, "txid")
         where = self._chain.locate(txid)
-        tree = None if where is None else await self._backend.tree_of_block(where.height)
-        position = None if tree is None else tree.position(txid)
-        if where is None or tree is None or position is None:
-            raise NotFound("Transaction not found or is unconfirmed")
-        return where.height, position, tree
+        if where is not None:
+            tree = await settled(self._backend.tree_of_block(where.height))
+            if (position := tree.position(txid)) is not None:
+                return where.height, position, tree
+        raise NotFound("Transaction not found or is unconfirmed")
 
     async def _merkle_proof(self, request: Request) -> Response:
         height, position, tree = await self._place(request)

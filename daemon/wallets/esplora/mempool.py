@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from daemon.wallets.backend import Backend
 from daemon.wallets.esplora.answers import json_answer
+from daemon.wallets.later import settled
 
 _FEE_TARGETS = (*range(1, 26), 144, 504, 1008)
 _RECENT = 10
@@ -20,7 +21,7 @@ class MempoolRoutes:
 
     async def fee_estimates(self, _: Request) -> Response:
         """Return fee rates in satoshi a virtual byte by the number of blocks until confirmation."""
-        rates = {str(n): await self._backend.upstream.fee_rate(n) for n in _FEE_TARGETS}
+        rates = {str(n): await settled(self._backend.upstream.fee_rate(n)) for n in _FEE_TARGETS}
         return json_answer({n: round(rate * 100_000, 3) for n, rate in rates.items() if rate > 0})
 
     async def summary(self, _: Request) -> Response:
