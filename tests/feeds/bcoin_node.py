@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from bitcoin_rpc_chain import txid_of
+from patience import patience
 from test_bitcoin_block import made_input, made_output, made_tx
 
 from feeds.bitcoin.networks import REGTEST
@@ -136,7 +137,7 @@ class BcoinNode:
                 stderr=log,
                 env=kept | {"NODE_BACKEND": "js", "BCOIN_NETWORK": "regtest"},
             )
-        until = monotonic() + _PATIENCE_S
+        until = monotonic() + patience(_PATIENCE_S)
         while True:
             with suppress(OSError, HTTPException):
                 assert self.rpc("getblockhash", 0) == REGTEST.genesis.hex()
@@ -186,7 +187,9 @@ class BcoinNode:
         if monotonic() - self._requests.get(port, 0) > _IDLE_S and port in self._connections:
             self._connections.pop(port).close()  # the node closes it soon
         self._requests[port] = monotonic()
-        connection = self._connections.setdefault(port, HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S))
+        connection = self._connections.setdefault(
+            port, HTTPConnection("127.0.0.1", port, timeout=patience(_PATIENCE_S))
+        )
         login = {"Authorization": f"Basic {b64encode(f'x:{KEY}'.encode()).decode()}"}
         try:
             connection.request(verb, path, json.dumps(body), login | {"Content-Type": "application/json"})
