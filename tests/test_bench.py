@@ -298,3 +298,18 @@ def test_sizes_of_tables_and_indexes_are_those_of_the_store(tmp_path: Path) -> N
 def test_sizes_of_a_folder_without_a_store_are_refused(tmp_path: Path) -> None:
     done = run("sizes", tmp_path)
     assert done.returncode == 1 and done.stderr.startswith(b"Error: ") and b"Traceback" not in done.stderr
+
+
+def test_streams_are_measured() -> None:
+    some = ("--servers", "1", "--rounds", "1", "--live", "2", "--kills", "1")
+    found = bench("stream", *SMALL, *some)
+    systems = {each["system"]: each for each in found if "system" in each}
+    assert systems["publishing"]["blocks_per_s"] > 0
+    assert (
+        systems["replica, of a live stream"]["applied_longest_ms"]
+        >= systems["replica, of a live stream"]["stored_p50_ms"]
+    )
+    assert systems["the leading feeder is killed"]["longest_delay_s"] > 3  # its lease has to expire
+    (ratio,) = [each for each in found if "ratio" in each]
+    both = [systems[name]["blocks_per_s"] for name in ("replica, from a full stream", "daemon, fed over its socket")]
+    assert ratio["median"] == pytest.approx(both[0] / both[1], abs=0.01)

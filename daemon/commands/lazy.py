@@ -60,6 +60,7 @@ class BenchGroup(Group):
         "sizes",
         "soak",
         "steady",
+        "stream",
         "transactions",
         "wallets",
     )

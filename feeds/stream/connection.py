@@ -22,6 +22,7 @@ _CONNECT_S = 1.5
 _ANSWER_S = 2.0
 _CLOSE_S = 0.5
 _PING_S = 5
+_SLOWER, _FASTER, _SLOWEST = 1.5, 0.9, 8.0  # how limits change after trouble, and after an answer
 
 
 class Lost(NatsError):
@@ -37,6 +38,7 @@ class Connection:
         self._client: Client | None = None
         self._connecting = anyio.Lock()
         self.answered = anyio.current_time()  # when JetStream answered last
+        self.patience = 1.0  # a factor of all limits: on a busy machine a new connection would not help
 
     async def client(self) -> Client:
         """Return the client, connected to the next server if there is none, or its server is gone.
@@ -68,13 +70,19 @@ class Connection:
     @asynccontextmanager
     async def api(self) -> AsyncIterator[JetStreamContext]:
         """Yield the API of JetStream, for a limited time."""
-        with anyio.fail_after(TIMEOUT_S):
+        with anyio.fail_after(TIMEOUT_S * self.patience):
             client = await self.client()
-            yield client.jetstream(timeout=_ANSWER_S)
+            yield client.jetstream(timeout=_ANSWER_S * self.patience)
             self.answered = anyio.current_time()
+            self.patience = max(1.0, self.patience * _FASTER)
+
+    async def give_up(self) -> None:
+        """Close the client after trouble; the next one connects to another server, and has more time."""
+        self.patience = min(_SLOWEST, self.patience * _SLOWER)
+        await self.drop()
 
     async def drop(self) -> None:
-        """Close the client; the next one connects to another server."""
+        """Close the client."""
         client, self._client = self._client, None
         if client is not None:
             await _close(client)
@@ -88,7 +96,7 @@ class Connection:
                 self._notice(f"NATS: {describe(error)}")
 
         try:
-            with anyio.fail_after(_CONNECT_S):
+            with anyio.fail_after(limit := _CONNECT_S * self.patience):
                 await client.connect(
                     [server],
                     name="utxod",
@@ -96,7 +104,7 @@ class Connection:
                     allow_reconnect=False,
                     max_reconnect_attempts=1,
                     reconnect_time_wait=0,
-                    connect_timeout=_CONNECT_S,  # type: ignore[arg-type]
+                    connect_timeout=limit,  # type: ignore[arg-type]
                     flush_timeout=TIMEOUT_S,
                     ping_interval=_PING_S,
                 )

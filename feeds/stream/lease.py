@@ -65,20 +65,23 @@ class Lease:
         while self._revision is None:
             async with self._connection.api() as api:
                 bucket = await _bucket(api, replicas)
-                try:
-                    self._revision = await bucket.create(self._key, self._holder)
-                    break
-                except KeyWrongLastSequenceError:
-                    with suppress(KeyNotFoundError):  # it has just expired
-                        held = await bucket.get(self._key)
-                        if held.value == self._holder:  # by this feeder: the answer was lost
-                            self._revision = held.revision
-                            break
+                with suppress(KeyNotFoundError):  # it has just expired
+                    self._revision = await self._taken(bucket)
+            if self._revision is not None:
+                break
             if not self._waiting:
                 self._notice(f"another feeder publishes to {self._key}; standing by")
             self._waiting = True
             await anyio.sleep(LEASE_S / 10)
         self._waiting = False
+
+    async def _taken(self, bucket: KeyValue) -> int | None:
+        """Return the revision of the key, if it is this feeder's now."""
+        try:
+            return await bucket.create(self._key, self._holder)
+        except KeyWrongLastSequenceError:
+            held = await bucket.get(self._key)
+            return held.revision if held.value == self._holder else None  # it may be: an answer can be lost
 
     async def renew(self) -> None:
         """Keep the lease until it is lost.

@@ -31,6 +31,7 @@ _DEEPEST = 5_000  # blocks: how far heights may be out of order in a stream, bec
 _IDLE_S = 0.5  # without a new message, until the end of the stream is compared
 _AGAIN_S = 0.2  # after the first trouble; twice as long after each that follows
 _AGAIN_AT_MOST_S = 2.0
+_IGNORED = 1_000  # messages that do not count at most, one after the other: more than a feeder has in flight
 T = TypeVar("T")
 _Message = tuple[int, dict[str, str], bytes]  # sequence, headers, body
 
@@ -159,7 +160,7 @@ class Log:
 
     async def _pause(self, error: BaseException, tries: int) -> None:
         self._notice(f"stream {self.name}: {describe(error)}; trying again")
-        await self.connection.drop()
+        await self.connection.give_up()
         await anyio.sleep(min(_AGAIN_S * 2**tries, _AGAIN_AT_MOST_S))
 
     async def _messages(
@@ -183,14 +184,18 @@ class Log:
     ) -> AsyncGenerator[_Message, None]:
         """Yield messages over one connection, until trouble or the end; those from `needed` on must exist."""
         next_, most, behind = begin, None if end is None else end - begin + 1, False
-        async with pulling(await self.connection.client(), self.name, begin, most, headers_only) as pull:
+        async with pulling(self.connection, self.name, begin, most, headers_only) as pull:
             while end is None or next_ <= end:
-                message = await pull.next(_IDLE_S)
+                message = await pull.next(_IDLE_S * self.connection.patience)
                 if message is None:  # nothing is new, or the server that has the consumer is gone
                     first, last = await self.ends()
                     next_ = self._existing(next_, needed, first)
                     if last == next_ - 1:
                         behind = False
+                    elif behind and end is None and last < next_ - 1:
+                        raise FeedError(
+                            f"stream {self.name} has lost messages: it ended at {next_ - 1}, and ends at {last}"
+                        )
                     elif behind:  # it had the time to send what is new
                         raise Lost(f"the stream ends at {last}, the consumer at {next_ - 1}")
                     else:
@@ -215,8 +220,12 @@ async def _whole(messages: AsyncIterator[_Message], order: Order) -> AsyncIterat
     """Join the parts of events that count."""
     parts: list[bytes] = []
     expected = 1  # the number of the next part
+    ignored = 0
     async for sequence, headers, body in messages:
-        if not order.follows(sequence, headers):
+        ignored = 0 if order.follows(sequence, headers) else ignored + 1
+        if ignored > _IGNORED:
+            raise FeedError(f"the messages of the stream up to {sequence} do not follow those read before")
+        if ignored:
             continue
         number, count = map(int, headers.get(PART, "1/1").split("/"))
         if number != expected:

@@ -203,7 +203,7 @@ class Publisher:
                 await self._wait()
             oldest = self._window[0]
             try:
-                with anyio.fail_after(_STORED_S):
+                with anyio.fail_after(_STORED_S * self._log.connection.patience):
                     sequence = await oldest.stored
             except Refused as error:
                 raise Interrupted(f"{self._log.name} has other messages ({describe(error)})") from error
@@ -276,7 +276,7 @@ async def publish(
                     if anyio.current_time() - log.connection.answered > patience_s:
                         raise FeedError(str(error)) from error
                     notice(f"{error}; reading the end of the stream again")
-                    await log.connection.drop()
+                    await log.connection.give_up()
                     await anyio.sleep(_AGAIN_S)
         finally:
             with anyio.move_on_after(_LEAVE_S, shield=True):

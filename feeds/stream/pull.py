@@ -9,13 +9,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
-from nats.aio.client import Client
-from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
 
-from feeds.stream.connection import TIMEOUT_S, TROUBLE, Lost
+from feeds.stream.connection import TIMEOUT_S, TROUBLE, Connection, Lost
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
     from nats.aio.msg import Msg
 
 _AT_ONCE = 64  # messages that are requested and have not arrived
@@ -62,7 +61,8 @@ class Pull:
         message = self._queue.popleft()
         headers = message.headers or {}
         if Header.STATUS.value in headers:
-            raise Lost(f"the consumer has ended: {' '.join(headers.values())}")
+            why = headers.get(Header.DESCRIPTION.value, "").partition("\r")[0]
+            raise Lost(f"the request for messages has ended: {headers[Header.STATUS.value]} {why}".rstrip())
         self._expected -= 1
         self._returned += 1
         if message.metadata.sequence.consumer != self._returned:
@@ -80,9 +80,11 @@ class Pull:
 
 
 @asynccontextmanager
-async def pulling(client: Client, stream: str, begin: int, most: int | None, headers_only: bool) -> AsyncIterator[Pull]:
+async def pulling(
+    connection: Connection, stream: str, begin: int, most: int | None, headers_only: bool
+) -> AsyncIterator[Pull]:
     """Create a consumer of its own on the servers, and delete it at the end."""
-    api = JetStreamContext(client, timeout=TIMEOUT_S)
+    client = await connection.client()
     config = ConsumerConfig(
         name=client.new_inbox().rpartition(".")[2],
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
@@ -94,7 +96,7 @@ async def pulling(client: Client, stream: str, begin: int, most: int | None, hea
         headers_only=headers_only,
     )
     assert config.name is not None
-    with anyio.fail_after(TIMEOUT_S):
+    async with connection.api() as api:
         await api.add_consumer(stream, config)
         pull = Pull(client, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{config.name}", most)
         subscription = await client.subscribe(pull.inbox, cb=pull.arrived)
@@ -103,4 +105,4 @@ async def pulling(client: Client, stream: str, begin: int, most: int | None, hea
     finally:
         with anyio.move_on_after(_LEAVE_S, shield=True), suppress(*TROUBLE):
             await subscription.unsubscribe()
-            await api.delete_consumer(stream, config.name)
+            await client.jetstream(timeout=_LEAVE_S).delete_consumer(stream, config.name)

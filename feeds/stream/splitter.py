@@ -111,7 +111,7 @@ async def split(
                     if anyio.current_time() - log.connection.answered > patience_s:
                         raise FeedError(str(error)) from error
                     notice(f"{error}; reading the ends of the streams again")
-                    await log.connection.drop()
+                    await log.connection.give_up()
                     await anyio.sleep(_AGAIN_S)
         finally:
             with anyio.move_on_after(_LEAVE_S, shield=True):

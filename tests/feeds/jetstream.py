@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from urllib.request import urlopen
 
 import nats
 from nats.js import JetStreamContext
+from nats.js.errors import KeyNotFoundError
 from patience import until
 from questions import free_port
 
@@ -47,6 +49,16 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def wipe(self) -> None:
+        """Delete what a server that was killed had stored."""
+        shutil.rmtree(self.folder / "data")
 
     def ready(self) -> bool:
         """Return whether JetStream answers here, and has a leader."""
@@ -114,3 +126,35 @@ async def _purge(url: str, name: str, upto: int) -> None:
 def purge(url: str, name: str, upto: int) -> None:
     """Delete the messages before a sequence."""
     asyncio.run(_purge(url, name, upto))
+
+
+async def _leader(url: str, name: str) -> str:
+    client = await nats.connect(url.split(","))
+    try:
+        cluster = (await client.jetstream().stream_info(name)).cluster
+        assert cluster is not None and cluster.leader is not None
+        return cluster.leader
+    finally:
+        await client.close()
+
+
+def leader(made: Sequence[Server], name: str) -> Server:
+    """Return the server that leads a stream."""
+    chosen = asyncio.run(_leader(url_of(made), name))
+    return next(server for server in made if server.name == chosen)
+
+
+async def _holder(url: str, key: str) -> int | None:
+    client = await nats.connect(url.split(","))
+    try:
+        entry = await (await client.jetstream().key_value("UTXOD_FEEDERS")).get(key)
+        return int((entry.value or b"").rpartition(b":")[2])
+    except KeyNotFoundError:
+        return None
+    finally:
+        await client.close()
+
+
+def holder(url: str, key: str) -> int | None:
+    """Return the process that holds the lease of a stream, if any does."""
+    return asyncio.run(_holder(url, key))

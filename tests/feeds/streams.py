@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anyio
 from bitcoin_feeds import BITCOIN, exported, tip_of
 from bitcoin_rpc_chain import FakeNode
 from bitcoin_rpc_server import RpcServer
 from daemons import Daemon, background, running
 from patience import until
 from questions import Web
+
+from feeds.stream.log import MOVES, Entry, opened
+from handlers.events import ChainName
 
 REGTEST = "UTXOD_BITCOIN_REGTEST"
 
@@ -64,8 +69,8 @@ def replicas(folder: Path, url: str, count: int = 2, **tables: Any) -> Iterator[
             place = folder / f"replica{number}"
             place.mkdir()
             http = {"workers": 1, "listen": f"unix:{place}/http"} if "utxo" in tables else {"workers": 0}
-            tables = {"chain": BITCOIN, "cluster": {"stream": url}, "http": http} | tables
-            made.append(daemons.enter_context(running(place, **tables)))
+            common = {"chain": BITCOIN, "cluster": {"stream": url}, "http": http}
+            made.append(daemons.enter_context(running(place, **(common | tables))))
         yield made
 
 
@@ -80,3 +85,23 @@ def assert_follow(made: list[Daemon], node: FakeNode) -> None:
     for daemon in made:
         until(lambda daemon=daemon: tip_of(daemon) == node.chain[-1], within_s=60)  # type: ignore[misc]
         assert exported(daemon) == node.coins()
+
+
+async def _events(url: str) -> list[tuple[str, int | None]]:
+    async with opened(url, ChainName(**BITCOIN), print) as log:
+
+        async def read() -> list[Entry]:
+            _, last = await log.ends()
+            return [entry async for entry in log.entries(1, end=last, headers_only=True)]
+
+        found = await log.waited_out(read)
+    return [(each.kind, None if each.tip is None else each.tip.height) for each in found if each.kind in MOVES]
+
+
+def assert_one_chain(url: str, node: FakeNode) -> None:
+    """Check that the events of the stream that count lead from the first block to the node's tip, each once."""
+    found = anyio.run(_events, url)
+    assert found[0] == ("BlockApplied", 0) and found[-1][1] == node.height
+    for (_, before), (kind, height) in pairwise(found):
+        assert before is not None and height is not None
+        assert height == before + 1 if kind == "BlockApplied" else height < before, found

@@ -16,7 +16,7 @@ from bitcoin_feeds import BITCOIN, cli
 from bitcoin_rpc_chain import FakeNode
 from bitcoin_rpc_server import LOGIN, RpcServer, serving
 from daemons import PATIENCE_S, ROOT, environment, running
-from jetstream import Server, headers, moves, purge, servers
+from jetstream import PROGRAM, Server, headers, moves, purge, servers
 from nats.js.errors import NotFoundError
 from patience import until
 from streams import REGTEST, assert_follow, feeder, replicas, root
@@ -150,6 +150,14 @@ def test_the_documented_commands_run(tmp_path: Path, nats: Server, rpc: RpcServe
             if command is not commands[-1] and "--stream " in command:
                 until(lambda: (tmp_path / "nats0" / "data").is_dir() and stored(nats) == node.height + 1)
         assert_follow([daemon], node)
+
+
+def test_the_documented_configuration_of_a_server_is_valid(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```text\n(server_name: .*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
+    (tmp_path / "nats.conf").write_text(block)
+    assert PROGRAM is not None
+    done = subprocess.run([PROGRAM, "-t", "-c", tmp_path / "nats.conf"], capture_output=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
 
 
 def stored(nats: Server) -> int:
