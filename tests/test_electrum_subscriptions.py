@@ -135,8 +135,8 @@ async def test_an_output_is_reported_when_its_transaction_comes_and_when_its_scr
     await subscriptions.report({TXID})
     chain.outputs[TXID, 1] = {"funder_height": 5}
     await subscriptions.report({KEY})
-    await subscriptions.report({KEY, TXID})
     assert client.sent == [[*place, {"funder_height": 0}], [*place, {"funder_height": 5}]]
+    await subscriptions.report({KEY, TXID})
     assert subscriptions.remove(cast(Any, client), output_topic(TXID, 1))
     chain.outputs[TXID, 1] = {}
     await subscriptions.report(None)
