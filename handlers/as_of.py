@@ -17,16 +17,17 @@ from storage.history.store import HistoryStore
 
 AS_OF: ContextVar[bytes | None] = ContextVar("AS_OF", default=None)  # the hash of the block that a request names
 
+UNKNOWN, GONE = "as_of_unknown", "as_of_gone"
 _FURTHEST = 1000  # blocks above the requested one: their undo logs are read
 _KEPT = 8  # boundaries of one state of the store
 
 
 class NotAsOf(Exception):
-    """The store cannot answer as of a block: `unknown` if the chain does not have the block."""
+    """The store cannot answer as of a block: `code` is whether the chain does not have it, or no longer its outputs."""
 
-    def __init__(self, message: str, *, unknown: bool) -> None:
+    def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
-        self.unknown = unknown
+        self.code = code
 
 
 class EarlierBoundaries:
@@ -56,10 +57,10 @@ class EarlierBoundaries:
     def _at(self, txn: Txn, latest: Boundary, block_hash: bytes) -> Boundary:
         state, ordinal = latest.state, self._store.ordinal_of(txn, block_hash)
         if ordinal is None:
-            raise NotAsOf(f"block {block_hash.hex()} is not in the chain", unknown=True)
+            raise NotAsOf(UNKNOWN, f"block {block_hash.hex()} is not in the chain")
         if ordinal < max(state.floor, state.tip - _FURTHEST):
             what = f"block {block_hash.hex()} is {state.tip - ordinal} blocks below the tip, which is too far to answer"
-            raise NotAsOf(what, unknown=False)
+            raise NotAsOf(GONE, what)
         kept = self._store.kept_at(txn, latest.kept, ordinal)
         block = self._store.block_row(txn, ordinal)
         tip = to_point(self._store.block_at(txn, ordinal))

@@ -91,8 +91,8 @@ def test_blocks_that_are_unknown_or_below_the_floor_are_refused(tmp_path: Path) 
         feed(chain, *blocks)
         prune_all(chain)
         query = query_of(chain)
-        for named, unknown in ((b"\1" * 32, True), (blocks[2].hash, False)):
+        for named, code in ((b"\1" * 32, "as_of_unknown"), (blocks[2].hash, "as_of_gone")):
             with pytest.raises(NotAsOf) as refused:
                 pictured(query, [], named)
-            assert refused.value.unknown is unknown
+            assert refused.value.code == code
         assert pictured(query, [], blocks[-2].hash)["blocks"] == 8

@@ -130,6 +130,19 @@ def test_shards_on_different_branches_are_reported(cluster: Cluster) -> None:
         assert web.ask(paths()[0]).status_code == 200
 
 
+def test_a_shard_below_the_rollback_floor_of_others_is_unavailable() -> None:
+    window = {"utxo": {"rollback_window": 5, "prune_depth": 5}}
+    with short_folder() as folder, shards(folder, COUNT, **window) as cluster, cluster.gateway() as web:
+        cluster.feed(*blocks()[:4])
+        cluster.feed(*blocks()[4:RUN], only=0)
+        where = f"slot {blocks()[3].slot}, too far behind"
+        for path in ("/api/v1/tip", "/kupo/matches/*"):
+            answer = until(lambda path=path: web.ask(path), lambda answer: where in answer.text)  # type: ignore[misc]
+            assert answer.status_code == 503 and "2/2" in answer.text
+        cluster.feed(*blocks()[4:RUN], only=1)
+        assert web.get("/api/v1/tip")["height"] == blocks()[RUN - 1].height
+
+
 def test_a_killed_shard_is_named_and_everything_else_is_served(cluster: Cluster, single: Api) -> None:
     held = {number_of(coin.txid, COUNT): f"/api/v1/utxos/{coin.txid.hex()}/{coin.number}" for coin in unspent()}
     with cluster.gateway() as web:
@@ -152,7 +165,7 @@ def test_a_killed_shard_is_named_and_everything_else_is_served(cluster: Cluster,
             again = until(lambda path=path: web.ask(path), lambda answer: answer.status_code == 200)  # type: ignore[misc]
             assert again.content == single.ask(path).content
     events = [json.loads(line)["event"] for line in cluster.log.read_text().splitlines()]
-    assert events.count("shard_unavailable") == events.count("shard_available") == 1
+    assert events.count("shard_unavailable") == events.count("shard_available") > 0
 
 
 def test_a_shard_that_does_not_answer_is_given_up(cluster: Cluster) -> None:

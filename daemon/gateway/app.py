@@ -19,7 +19,6 @@ from daemon.http.changes import since_of
 from daemon.http.reply import (
     CBOR,
     JSON,
-    Paging,
     Problem,
     answer,
     good_cursor,
@@ -122,11 +121,12 @@ class Routes:
             places = ListPlaces(requested.cursor, len(self._shards))
         headers = {"accept": CBOR} if as_cbor else {}
         merge = Merge(self._shards, target(request.scope), places, requested.order, headers)
-        await merge.begin(_expected(requested))
+        skip = (requested.page - 1) * requested.count
+        await merge.begin(min(skip + requested.count, _DEEPEST))
         etag, named = _stamp(merge.tip, as_cbor=as_cbor)
         if known(request.scope, etag):
             return Response(status_code=304, headers=named)
-        items, cursor = await merge.page((requested.page - 1) * requested.count, requested.count)
+        items, cursor = await merge.page(skip, requested.count, request.is_disconnected)
         if cursor is not None:
             named = {**named, "X-Next-Cursor": cursor}
         if as_cbor:
@@ -139,8 +139,9 @@ class Routes:
         with good_cursor():
             places = ListPlaces(requested.cursor, len(self._shards))
         merge = Merge(self._shards, target(request.scope), places, requested.order)
-        await merge.begin(_expected(requested))
-        items, cursor = await merge.page((requested.page - 1) * requested.count, requested.count)
+        skip = (requested.page - 1) * requested.count
+        await merge.begin(min(skip + requested.count, _DEEPEST))
+        items, cursor = await merge.page(skip, requested.count, request.is_disconnected)
         headers = {"X-History-From": max((each["x-history-from"] for each in merge.fields), key=int)}
         if cursor is not None:
             headers["X-Next-Cursor"] = cursor
@@ -158,7 +159,7 @@ class Routes:
             places = ChangePlaces(requested.cursor, len(self._shards))
         merge = Merge(self._shards, target(request.scope), places)
         await merge.begin(requested.count)
-        items, cursor = await merge.page(0, requested.count)
+        items, cursor = await merge.page(0, requested.count, request.is_disconnected)
         here = "origin" if merge.tip is None else f"{merge.tip.height}.{merge.tip.hash.hex()}"
         more = {"X-Next-From": here} if cursor is None else {"X-Next-Cursor": cursor}
         return answer(request, merge.tip, _listed(items), more=more)
@@ -239,10 +240,6 @@ async def _forwarded(request: Request, link: ShardLink) -> Response:
     sent = {name: header(request.scope, name.encode()) for name in ("accept", "if-none-match")}
     headers = {name: value for name, value in sent.items() if value is not None}
     return passed_on(await link.ask(target(request.scope), headers))
-
-
-def _expected(requested: Paging) -> int:
-    return min(requested.page * requested.count, _DEEPEST)
 
 
 def _stamp(tip: Point | None, *, as_cbor: bool = False) -> tuple[str, dict[str, str]]:

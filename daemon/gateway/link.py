@@ -175,7 +175,7 @@ class ShardLink:
             raise WrongShard(f"{self.url}: the daemon {what}, but cluster.shards names it as shard {self.shard}")
 
     def _fail(self, reason: str) -> None:
-        if self.failure != reason:
+        if self.failure is None:
             log.warning("shard_unavailable", shard=str(self.shard), url=self.url, reason=reason)
         self.failure, self.health = reason, _Health("unknown")
         while self._idle:

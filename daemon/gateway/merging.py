@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from math import isqrt
 from typing import NamedTuple
 
@@ -145,8 +145,13 @@ class Merge:
             batch.sort()
             yield batch
 
-    async def page(self, skip: int, count: int) -> tuple[list[bytes], str | None]:
-        """Return the texts of a page, and the cursor after it if anything follows; what two shards have is one item."""
+    async def page(
+        self, skip: int, count: int, gone: Callable[[], Awaitable[bool]] | None = None
+    ) -> tuple[list[bytes], str | None]:
+        """Return the texts of a page, and the cursor after it if anything follows; what two shards have is one item.
+
+        The page is not completed once the client is `gone`.
+        """
         texts, last = list[bytes](), dict[int, Merged]()
         before: Merged | None = None
         async for batch in self.batches():
@@ -160,4 +165,6 @@ class Merge:
                         texts.append(each.item)
                         count -= 1
                 before = last[each.shard] = each
+            if gone is not None and await gone():
+                break
         return texts, None

@@ -15,6 +15,7 @@ from daemon.http.reply import Problem
 from daemon.http.shard import AS_OF_HEADER
 from feeds.bitcoin.http import Answer
 from formats.shards import Shard, number_of
+from handlers.as_of import GONE
 from handlers.events import Point
 
 log = structlog.get_logger("gateway")
@@ -83,12 +84,14 @@ class Shards:
             Unavailable: a shard does not answer, or is too far behind the others.
             Problem: the shards have different chains, and did not agree in time.
         """
-        with anyio.move_on_after(_AGREE_S):
-            while True:
-                found = await self._once(target, headers, tips)
-                if found is not None:
-                    return found
-                await anyio.sleep(_PAUSE_S)
+        until = anyio.current_time() + _AGREE_S
+        while True:
+            found = await self._once(target, headers, tips)
+            if found is not None:
+                return found
+            if anyio.current_time() >= until:
+                break
+            await anyio.sleep(_PAUSE_S)
         heights = ", ".join(f"{link.shard}: {_shown(link.tip)}" for link in self.links)
         raise Problem(503, "shards_differ", f"the shards have no block in common yet: {heights}", "try again")
 
@@ -107,8 +110,8 @@ class Shards:
             more = [{**headers[n], _AS_OF: lowest.hash.hex()} for n in everyone]
             for n, answer in zip(ahead, await self.ask(ahead, target, more), strict=True):
                 if answer.status == _NOT_AS_OF:
-                    if b"as_of_gone" in answer.body:
-                        raise self._behind(found, lowest, f"it is at height {lowest.height}, too far behind the others")
+                    if GONE.encode() in answer.body:
+                        raise self._behind(found, lowest, f"it is at slot {lowest.slot}, too far behind the others")
                     return None
                 if _tip(self.links[n], answer, tips) != lowest:
                     return None

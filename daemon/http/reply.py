@@ -281,7 +281,7 @@ def failed(request: Request, error: Exception, tip: Point | None) -> Response:
         case Torn():
             problem = Problem(503, "store_grew", "the store's map grew during this long answer", "try again")
         case NotAsOf():
-            problem = Problem(412, "as_of_unknown" if error.unknown else "as_of_gone", str(error))
+            problem = Problem(412, error.code, str(error))
         case SnapshotExpired():
             problem = Problem(503, "snapshot_expired", str(error), "request less, page by cursor, or try again later")
         case HTTPException(status_code=404):

@@ -248,7 +248,7 @@ def _refusal(scope: Scope, error: Exception) -> Refused:
         case NoIndex():
             return Refused(503, f"this needs the index utxo.index.{error}; `utxod reindex` builds it")
         case NotAsOf():
-            return Refused(412, str(error))
+            return Refused(412, str(error), {"error": error.code})
         case Torn() | SnapshotExpired():
             return Refused(503, f"{error or 'the store grew during this long answer'}: try again, or request less")
         case _ if (found := damage(error)) is not None:
