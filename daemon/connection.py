@@ -196,10 +196,10 @@ class Connection:
 
         The answer to one that is refused here still keeps its place.
         """
-        numbers = self._hub.numbers
+        numbers, allowed = self._hub.numbers, ""  # the last kind that this client may send
+        numbers.bytes_in += sum(map(len, messages))
         while messages and not self._reader.ended and not self._outbox.closed:
             raw, refusal = messages[0], None
-            numbers.bytes_in += len(raw)
             try:
                 kind = wire.peek(raw, self._outbox.encoding)
                 numbers.count_message(kind)
@@ -207,8 +207,9 @@ class Connection:
                     await self._answer_myself(raw, kind)
                     self._channel.release(len(messages.popleft()))
                     continue
-                if self._feeds(kind):
+                if kind != allowed and self._feeds(kind):
                     await self._be_feeder(kind)
+                allowed = kind
             except Refused as refused:
                 refusal = refused.refusal
                 self._reader.ended = refusal.broken and self._reader.encoding == "frames"
@@ -216,12 +217,11 @@ class Connection:
 
     def _feeds(self, kind: str) -> bool:
         """Return whether only the feeder may send this message; refuse what this client may not send at all."""
-        is_operator = self.uid in self._hub.admins
-        if kind in OPERATOR and not is_operator:
+        if kind in OPERATOR and self.uid not in self._hub.admins:
             raise Refused("not_permitted", f"{kind} is for operators; uid {self.uid} is not one (socket.admin_uids)")
         if kind in wire.MESSAGES and not self._hub.bus.has_consumer(kind):
             raise Refused("unavailable", f"{kind} cannot be applied: its store is not enabled in this daemon")
-        return kind in CHAIN or (kind in REPORTS and not is_operator)
+        return kind in CHAIN or (kind in REPORTS and self.uid not in self._hub.admins)
 
     async def _be_feeder(self, kind: str) -> None:
         """Make this client the feeder, or refuse the message."""

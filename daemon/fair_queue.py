@@ -95,7 +95,7 @@ class FairQueue(Generic[T]):
         """Queue an item behind those of the same client."""
         flow.items.append((item, cost))
         self._count += 1
-        if len(flow) == 1:
+        if len(flow.items) == 1:
             self._join(flow)
 
     def first(self) -> tuple[T, int]:

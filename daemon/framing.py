@@ -102,28 +102,29 @@ class Reader:
 
         A long one ends the list, which is empty if there is no space for all of them at once.
         """
-        places, at, longest = list[slice](), 0, min(self._max_bytes + 1, _LONG)
-        while len(places) < most and (place := self._whole_from(at)) is not None and place.stop - place.start < longest:
+        places, at, longest = list[tuple[int, int]](), 0, min(self._max_bytes + 1, _LONG)
+        behind = self.encoding == "json"
+        while len(places) < most and (place := self._whole_from(at)) is not None and place[1] - place[0] < longest:
             places.append(place)
-            at = place.stop + (self.encoding == "json")
-        if not places or not self._channel.take([place.stop - place.start for place in places]):
+            at = place[1] + behind
+        if not places or not self._channel.take([end - start for start, end in places]):
             return []
         self._unfinished.release(self)
         with memoryview(self._buffer) as read:
-            messages = [bytes(read[place]) for place in places]
+            messages = [bytes(read[start:end]) for start, end in places]
         del self._buffer[:at]
         return messages
 
-    def _whole_from(self, at: int) -> slice | None:
+    def _whole_from(self, at: int) -> tuple[int, int] | None:
         """Return where in the buffer the message is that begins at a place; None if it is not whole yet."""
         if self.encoding == "json":
             end = self._buffer.find(b"\n", at)
-            return slice(at, end) if end >= 0 else None
+            return (at, end) if end >= 0 else None
         start = at + LENGTH.size
         if self.encoding is None or start > len(self._buffer):
             return None
         end = start + LENGTH.unpack_from(self._buffer, at)[0]
-        return slice(start, end) if end <= len(self._buffer) else None
+        return (start, end) if end <= len(self._buffer) else None
 
     def late_s(self) -> float:
         """Return by how much the message has exceeded its time."""

@@ -100,7 +100,7 @@ class Inbox:
         self.clients = 0  # that have messages here, or wait for space
         self.messages = FairQueue[Delivery]()
         self._moved = anyio.Event()
-        self._closed = False
+        self._waits = self._closed = False
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -116,18 +116,20 @@ class Inbox:
         return self.clients > 1
 
     def wake(self) -> None:
-        """Wake the consumer: a message has arrived."""
-        self._moved.set()
+        """Wake the consumer, if it waits: a message has arrived."""
+        if self._waits:
+            self._waits = False
+            self._moved.set()
 
     def close(self) -> None:
         """Close the inbox: the consumer finishes, and no more messages are accepted."""
         self._closed = True
-        self._moved.set()
+        self.wake()
 
     async def take(self) -> list[Delivery]:
         """Wait for messages and return some of those that are there; none once it is closed and empty."""
         while not self.messages and not self._closed:
-            self._moved = anyio.Event()
+            self._waits, self._moved = True, anyio.Event()
             await self._moved.wait()
         return self.waiting()
 
@@ -172,7 +174,7 @@ class Channel:
 
     def put(self, delivery: Delivery) -> None:
         """Queue a message whose space was reserved."""
-        self._inbox.messages.put(self._messages, delivery, weight(len(delivery.raw)))
+        self._inbox.messages.put(self._messages, delivery, len(delivery.raw) + _OVERHEAD)
         self._inbox.wake()
 
     def feed(self) -> None:

@@ -129,9 +129,10 @@ class Numbers(Struct):
         """Count what has become durable together."""
         blocks, transactions, created, spent, deleted = 0, self.transactions, self.created, self.spent, 0
         for fact in facts:
+            if isinstance(fact, TxStatusChanged):  # most are: a class pattern takes longer
+                deleted += fact.status == "pruned"
+                continue
             match fact:
-                case TxStatusChanged(status=status):
-                    deleted += status == "pruned"
                 case BlockCommitted():
                     blocks += 1
                     self.transactions += fact.txs

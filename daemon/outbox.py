@@ -101,7 +101,7 @@ class Outbox:
 
     def encoded(self, message: Outbound) -> bytes:
         """Return a message as this client reads it; errors are counted."""
-        if isinstance(message, Error):
+        if type(message) is Error:
             self._numbers.refused(message.code)
         return wire.encode(message, self.encoding)
 

@@ -185,9 +185,10 @@ def check(store: LogStore, txn: Txn, sequence: int) -> None:
 
 
 def _to_row(fact: Fact) -> stored.Fact:
+    if isinstance(fact, TxStatusChanged):  # there may be thousands: a class pattern takes longer
+        name, refers_to = _PLAIN_ROWS.get(type(fact.cause)) or _cause(fact.cause)
+        return stored.TxFact(fact.txid, fact.status, fact.height, name, refers_to)
     match fact:
-        case TxStatusChanged():  # first: a rollback has thousands of them
-            return stored.TxFact(fact.txid, fact.status, fact.height, *_cause(fact.cause))
         case BlockCommitted():
             counts = fact.txs, fact.created, fact.spent, fact.missing_inputs
             return stored.BlockFact(fact.height, fact.slot, fact.hash, *counts)
@@ -204,6 +205,9 @@ def from_row(row: stored.Fact, sequence: int) -> Fact:
     Raises:
         Damaged: its cause is unknown.
     """
+    if isinstance(row, stored.TxFact):
+        cause = None if row.cause is None else _to_cause(row.cause, row.refers_to, sequence)
+        return TxStatusChanged(txid=row.txid, status=row.status, height=row.height, cause=cause, sequence=sequence)
     match row:
         case stored.BlockFact():
             return BlockCommitted(
@@ -228,9 +232,6 @@ def from_row(row: stored.Fact, sequence: int) -> Fact:
                 floor=row.floor and Point(*row.floor),
                 sequence=sequence,
             )
-        case stored.TxFact():
-            cause = None if row.cause is None else _to_cause(row.cause, row.refers_to, sequence)
-            return TxStatusChanged(txid=row.txid, status=row.status, height=row.height, cause=cause, sequence=sequence)
 
 
 def _place(point: Point) -> Place:
@@ -241,12 +242,12 @@ _PLAIN = {
     str(cause.__struct_config__.tag): cause
     for cause in (Submitted(), InBlock(), BlockRolledBack(), Decided(), Expired())
 }
-_NAMES: dict[type, CauseName] = {type(cause): cast("CauseName", name) for name, cause in _PLAIN.items()}
+_PLAIN_ROWS: dict[type, tuple[CauseName, None]] = {
+    type(cause): (cast("CauseName", name), None) for name, cause in _PLAIN.items()
+}
 
 
 def _cause(cause: AnyCause | None) -> tuple[CauseName | None, bytes | None]:
-    if (name := _NAMES.get(type(cause))) is not None:
-        return name, None
     match cause:
         case DoubleSpend(by=txid):
             return "double_spend", txid

@@ -6,7 +6,7 @@ Every input is checked before the first one is claimed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 
 from handlers import spending
 from handlers.spending import Fault, TxFault
@@ -23,14 +23,14 @@ def spend(
     outpoints: Sequence[OutPoint],
     height: int,
     *,
-    wanted: Mapping[int, bytes] | None = None,
+    wanted: Sequence[bytes | None] | None = None,
     ignore_locked: bool = False,
     ignore_conflicting: bool = False,
     is_new: bool = False,
     only_check: bool = False,
     keeps_loser: bool = False,
 ) -> bytes | None:
-    """Spend outputs for `txid`, all or none; `wanted` are their hashes, if the caller has them.
+    """Spend outputs for `txid`, all or none; `wanted` are their hashes, as far as the caller has them.
 
     `is_new` means that the spender has no record yet: then a missing parent is an error. With `only_check`
     nothing is changed. With `keeps_loser` the spender may be recorded as conflicting: if others have all the outputs
@@ -44,8 +44,8 @@ def spend(
     parents: dict[bytes, Held] = {}
     refused: dict[bytes, Fault] = {}  # parents of which no output can be spent
     faults: dict[int, Fault] = {}
-    numbers: dict[OutPoint, int] = {}  # of the inputs that can be spent
-    claims: list[tuple[Held, int, bytes, Slot]] = []
+    claims: dict[OutPoint, tuple[int, Held, bytes, Slot]] = {}
+    hashes = dict(enumerate(wanted)) if wanted else {}
     for n, outpoint in enumerate(outpoints):
         parent, index = outpoint
         if (held := parents.get(parent)) is None:
@@ -55,15 +55,17 @@ def spend(
             parents[parent] = held
             if fault := spending.record_fault(held.record, height, ignore_locked, ignore_conflicting):
                 refused[parent] = fault
-        fault = refused.get(parent) if refused else None
+        if parent in refused:
+            faults[n] = refused[parent]
+            continue
+        page, _, slot, row = found = view.slot(held, index)
+        by = claim(txid, n)
+        fault = spending.slot_fault(page, slot, row, by, height, hashes.get(n))
+        if fault is None and outpoint in claims:
+            fault = Fault("SPENT", (txid, claims[outpoint][0]))
         if fault is None:
-            page, _, slot, row = found = view.slot(held, index)
-            by = claim(txid, n)
-            claims.append((held, index, by, found))
-            fault = spending.slot_fault(page, slot, row, by, height, wanted.get(n) if wanted else None)
-        if fault is None and (first := numbers.setdefault(outpoint, n)) != n:
-            fault = Fault("SPENT", (txid, first))
-        if fault is not None:
+            claims[outpoint] = n, held, by, found
+        else:
             faults[n] = fault
     if faults and not is_new and view.get(txid) is not None:
         faults = {n: fault for n, fault in faults.items() if fault != UNKNOWN}  # pruned, and the spender accepted
@@ -78,7 +80,7 @@ def spend(
         return rival
     if only_check:
         return None
-    for held, index, by, found in claims:
+    for (_, index), (_, held, by, found) in claims.items():
         view.claim(held, index, by, found)
     for parent, held in parents.items():
         if held.chain_tx is None:
@@ -193,10 +195,10 @@ def condemn(view: TxView, txids: Sequence[bytes]) -> list[bytes]:
     return condemned
 
 
-def readmit(view: TxView, txid: bytes, wanted: Mapping[int, bytes] | None = None) -> bool:
+def readmit(view: TxView, txid: bytes, wanted: Sequence[bytes | None] | None = None) -> bool:
     """Make a conflicting transaction unmined again: it claims its inputs, all or none.
 
-    `wanted` are hashes of what it spends, by the numbers of the inputs. Returns False if it is not conflicting.
+    `wanted` are hashes of what it spends, as far as they are known. Returns False if it is not conflicting.
 
     Raises:
         TxFault: `TX_NOT_FOUND`; `IN_CHAIN`: it failed in the active chain; `UTXO_ERROR` with every input it can't

@@ -68,7 +68,7 @@ def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
     else:
         large_submission.check_json(raw)
     event = wire.decode(raw, encoding)
-    if isinstance(event, BlockApplied) and all(tx.raw is None for tx in event.txs):
+    if type(event) is BlockApplied and all(tx.raw is None for tx in event.txs):
         return _raw(event, raw, encoding)
     return event
 

@@ -92,7 +92,7 @@ class Creation:
         If it is recorded as conflicting, its argument is one of those that have its inputs.
         """
         self.transactions, self.tx, self.draft = transactions, event.tx, draft
-        self._wanted, self._keeps_loser = event.wanted, event.on_spent == "record"
+        self._wanted, self._keeps_loser = event.input_hashes, event.on_spent == "record"
         self.owner, self.records = token_bytes(16), draft.pages + 1
         self.wrote_master = False
         self._clock, self._created = clock, created

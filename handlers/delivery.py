@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Protocol
@@ -10,10 +10,9 @@ from typing import Protocol
 from msgspec import Struct
 
 from handlers import wire
-from handlers.events import Ack, AckStatus, Error, Inbound, Point
+from handlers.events import Ack, AckStatus, Error, Point
 from handlers.refusal import Refusal
 
-Decode = Callable[[bytes | bytearray, wire.Encoding], Inbound]
 _SENDER = attrgetter("sender")
 
 
@@ -54,14 +53,6 @@ class Delivery(Struct, frozen=True):
     encoding: wire.Encoding
     sender: Sender
     refused: Refusal | None = None
-
-    def event(self, decode: Decode = wire.decode) -> Inbound:
-        """Return the message.
-
-        Raises:
-            Refused: it is none.
-        """
-        return decode(self.raw, self.encoding)
 
     def seq(self) -> int | None:
         """Return the sender's own number of a message that could not be decoded whole."""

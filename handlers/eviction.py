@@ -9,6 +9,7 @@ neither. Only submissions count: what was in a block and waits again after a rol
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from math import inf
 from time import time
 
 import structlog
@@ -74,6 +75,7 @@ class Evictor:
 
     def __init__(self, rules: Rules, report: Report) -> None:
         self._rules, self._report = rules, report
+        self._most_count, self._most_bytes = rules.max_pending_count or inf, rules.max_pending_bytes or inf
         self.numbers = EvictionNumbers()
         self._way: list[bytes] = []  # from the oldest submission down to where the last step has stopped
         self._rows = 0  # that this step may still examine
@@ -103,17 +105,19 @@ class Evictor:
         Raises:
             TxFault: `too_large`: it would take more than all of them may; or why it can't be submitted.
         """
+        size = size_of(event.tx)
+        return self._make_room(view, event, size) if self._full(view, size) else (0, True)
+
+    def _make_room(self, view: TxView, event: TxSubmitted, size: int) -> tuple[int, bool]:
         tx = event.tx
-        size, most = size_of(tx), self._rules.max_pending_bytes
         record = view.record(tx.txid)
-        incomplete = record is not None and record.creating  # an interrupted attempt, which has its space
-        if not self._full(view, size) or incomplete or known(view, tx):
+        if (record is not None and record.creating) or known(view, tx):  # an interrupted attempt has its space
             return 0, True
-        if most and size > most:
+        if size > (most := self._most_bytes):
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
             raise TxFault("too_large", what, detail={"bytes": size, "max_pending_bytes": most})
-        height, recorded = view.height + 1, event.on_spent == "record"
-        spend(view, tx.txid, tx.inputs, height, wanted=event.wanted, is_new=True, only_check=True, keeps_loser=recorded)
+        height, recorded, wanted = view.height + 1, event.on_spent == "record", event.input_hashes
+        spend(view, tx.txid, tx.inputs, height, wanted=wanted, is_new=True, only_check=True, keeps_loser=recorded)
         before = self._gone.count
         if (spared := _ancestors(view, tx)) is not None:
             self._step(view, "limit", lambda: self._full(view, size), spared)
@@ -121,18 +125,15 @@ class Evictor:
 
     def refusal(self, view: TxView, evicted: int) -> TxFault:
         """Return why a submission is refused although this many others were evicted for it."""
-        totals = view.rows.totals
+        totals = view.rows.totals()
         what = f"{totals.count} transactions of {totals.size} bytes wait for a block: there is no space for another"
         advice = "send it again later, or raise transactions.max_pending_count and max_pending_bytes"
         detail = {"count": totals.count, "bytes": totals.size, "evicted": evicted}
         return TxFault("PENDING_FULL", f"{what}; {advice}", detail=detail)
 
     def _full(self, view: TxView, size: int) -> bool:
-        rules, totals = self._rules, view.rows.totals
-        return bool(
-            (rules.max_pending_count and totals.count >= rules.max_pending_count)
-            or (rules.max_pending_bytes and totals.size + size > rules.max_pending_bytes)
-        )
+        totals = view.rows.totals()
+        return totals.count >= self._most_count or totals.size + size > self._most_bytes
 
     # --- age -----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from handlers import bodies, spending
 from handlers.claims import spend
@@ -40,24 +40,35 @@ def known(view: TxView, tx: Tx) -> bool:
 
 def draft(rules: Rules, tx: Tx, height: int, *, locked: bool = False, conflicting: bool = False) -> Record:
     """Return the master of a new transaction."""
-    record, height = Record(0, 0, total=len(tx.outputs), locked=locked), min(height, HIGHEST)
-    record.created_at, record.born, record.unmined_since = now(), height, height
-    record.fee = 0 if tx.fee is None and not tx.inputs else tx.fee
-    record.size = len(tx.raw) if tx.size is None and tx.raw is not None else tx.size
-    record.version, record.lock_time = tx.version, tx.lock_time
-    record.external = external(rules, tx)
-    if tx.coinbase:
-        record.is_coinbase, record.spending_height = True, height + rules.maturity
-    elif not tx.inputs:
-        record.partial = True
+    height = min(height, HIGHEST)
+    record = Record(  # with more arguments by name, Python would make a dictionary of them
+        0,
+        0,
+        total=len(tx.outputs),
+        is_coinbase=tx.coinbase,
+        external=external(rules, tx),
+        partial=not (tx.inputs or tx.coinbase),
+        locked=locked,
+        born=height,
+        created_at=now(),
+        unmined_since=height,
+        spending_height=height + rules.maturity if tx.coinbase else None,
+        fee=0 if tx.fee is None and not tx.inputs else tx.fee,
+        size=len(tx.raw) if tx.size is None and tx.raw is not None else tx.size,
+        version=tx.version,
+        lock_time=tx.lock_time,
+    )
     if conflicting:
         record.conflicting, record.delete_at = True, height + rules.retention if rules.retention else None
     if record.total > rules.batch_size:
         record.page_size, record.pages = rules.batch_size, (record.total - 1) // rules.batch_size
-        # Nothing will ever spend what holds nothing.
-        barren = sum(not any(map(bodies.kept, _part(tx, record, number))) for number in range(1, record.pages + 1))
-        record.spent_pages = barren or None
+        record.spent_pages = _barren(tx, record) or None
     return record
+
+
+def _barren(tx: Tx, record: Record) -> int:
+    """Return how many further pages have nothing to spend."""
+    return sum(not any(map(bodies.kept, _part(tx, record, number))) for number in range(1, record.pages + 1))
 
 
 def _part(tx: Tx, record: Record, number: int) -> Sequence[Output]:
@@ -94,9 +105,11 @@ def put_page(
     """
     txid, rows = tx.txid, view.rows
     names = bodies.names(txid, _part(tx, record, number), number * record.page_size)
-    page = record if number == 0 else Page(0, 0)
-    page.outputs, page.recorded, page.creating = len(names), len(names) - names.count(NO_NAME), creating
-    if not creating:  # nothing may ever come that settles what has nothing to spend
+    page = Page(0, 0) if number else record
+    page.outputs, page.recorded = len(names), len(names) - names.count(NO_NAME)
+    if creating:
+        page.creating = True
+    elif not is_new:  # nothing may ever come that settles what has nothing to spend
         height = max(record.block_heights) if record.block_heights else view.height
         spending.settle(record, height, view.rules.retention)
     rows.put_names(txid, record, number, names)
@@ -115,7 +128,7 @@ def put_page(
 
 
 def finish(
-    view: TxView, txid: bytes, *, wanted: Mapping[int, bytes] | None = None, keeps_loser: bool = False
+    view: TxView, txid: bytes, *, wanted: Sequence[bytes | None] | None = None, keeps_loser: bool = False
 ) -> bytes | None:
     """End a creation whose pages are complete: the inputs are spent and the master's flag is cleared at once.
 

@@ -40,39 +40,35 @@ class Order(Struct, eq=False):
 
     event: TxMessage
     tx_blocks: TxBlocks
-    status: AckStatus = "accepted"
-    refused: Refusal | None = None
+    result: AckStatus | Refusal = "accepted"
     evicted: int = 0
 
-    def touched(self) -> list[bytes]:
-        """Return the transactions that may get a record, or a claim on an output, besides those of `claimed`."""
+    def touched(self) -> tuple[Sequence[bytes], Sequence[OutPoint]]:
+        """Return the transactions that may get a record, or a claim on an output, and the outputs that it may claim."""
+        if isinstance(self.event, TxSubmitted):  # most are: a class pattern takes longer
+            return (self.event.tx.txid,), self.event.tx.inputs
         match self.event:
-            case TxSubmitted(tx=tx):
-                return [tx.txid]
             case OutputsFrozen(outpoints=outpoints) | OutputsUnfrozen(outpoints=outpoints):
-                return [txid for txid, _ in outpoints]
+                return [txid for txid, _ in outpoints], ()
             case OutputReassigned(outpoint=outpoint):
-                return [outpoint[0]]
+                return [outpoint[0]], ()
             case event:
-                return event.txids
-
-    def claimed(self) -> Sequence[OutPoint]:
-        """Return the outputs that it may claim."""
-        return self.event.tx.inputs if isinstance(self.event, TxSubmitted) else ()
+                return event.txids, ()
 
     def carry_out(self, view: TxView) -> None:
-        """Apply the message, or return the reason of its refusal."""
-        event, evictor, self.refused = self.event, self.tx_blocks.evictor, None
+        """Apply the message; `result` is what is answered."""
+        event, evictor = self.event, self.tx_blocks.evictor
         try:
             if isinstance(event, TxSubmitted):  # checks before it writes, so it needs no transaction inside
                 self.evicted, fits = evictor.make_room(view, event)
                 if not fits:
                     raise evictor.refusal(view, self.evicted)
-                self.status = submit(view, self.tx_blocks, event)
+                self.result = submit(view, self.tx_blocks, event)
             else:
                 _all_or_nothing(view, self.tx_blocks, event)
+                self.result = "accepted"
         except TxFault as fault:
-            self.refused = fault.refusal()
+            self.result = fault.refusal()
 
 
 def _all_or_nothing(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:

@@ -18,29 +18,24 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._guess_s = 0.0
+        self.expected_s = 0.0  # how long the commit of what waits will take
         self._times = 2.0
-
-    @property
-    def expected_s(self) -> float:
-        """Return how long the commit of what waits will take."""
-        return self._guess_s * self._times
 
     def add(self, event: BlockApplied | TxMessage, size: int) -> None:
         """Count a message of `size` bytes that waits from now on."""
-        match event:
-            case TxSubmitted(tx=tx):
-                self._guess_s += (1 + len(tx.inputs) + len(tx.outputs)) * _STEP_S
-            case BlockApplied():
-                self._guess_s += size * _BYTE_S
-            case _:
-                self._guess_s += size / _NAME_BYTES * _STEP_S
+        if isinstance(event, TxSubmitted):
+            guess_s = (1 + len(event.tx.inputs) + len(event.tx.outputs)) * _STEP_S
+        elif isinstance(event, BlockApplied):
+            guess_s = size * _BYTE_S
+        else:
+            guess_s = size / _NAME_BYTES * _STEP_S
+        self.expected_s += guess_s * self._times
 
     def learn(self, took_s: float) -> None:
         """Compare with what a commit took."""
-        ratio = took_s / (self._guess_s + _COMMIT_S)
+        ratio = took_s / (self.expected_s / self._times + _COMMIT_S)
         self._times = min(max(ratio, (ratio + self._times) / 2, _LEAST), _MOST)
 
     def begin(self) -> None:
         """Note that nothing waits any more."""
-        self._guess_s = 0.0
+        self.expected_s = 0.0

@@ -137,7 +137,7 @@ def assign(record: Record, page: Page, had: bytes, by: bytes) -> None:
 
     `had` is the same of before.
     """
-    was = page.all_spent
+    was = page is not record and page.all_spent
     page.spent += (by not in _UNSPENT) - (had not in _UNSPENT)
     recount(record, page, was)
 

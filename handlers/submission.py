@@ -46,7 +46,7 @@ def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     if new_records.known(view, tx):
         return _submit_again(view, tx_blocks, event)
     height, keeps_loser = view.height, event.on_spent == "record"
-    rival = spend(view, tx.txid, tx.inputs, height + 1, wanted=event.wanted, is_new=True, keeps_loser=keeps_loser)
+    rival = spend(view, tx.txid, tx.inputs, height + 1, wanted=event.input_hashes, is_new=True, keeps_loser=keeps_loser)
     record = draft(view.rules, tx, height, locked=event.locked, conflicting=rival is not None)
     new_records.put_page(view, tx, record, 0, is_new=True)
     _publish(view, tx_blocks, tx.txid, rival)
@@ -72,7 +72,7 @@ def _submit_again(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckS
     if record is None or not record.conflicting or view.chain.find(view.txn, txid) is not None:
         return "duplicate"
     try:
-        readmit(view, txid, event.wanted)
+        readmit(view, txid, event.input_hashes)
     except TxFault:
         if event.on_spent == "record":
             return "duplicate"

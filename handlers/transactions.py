@@ -85,18 +85,20 @@ class TxView:
 
     def get(self, txid: bytes) -> Held | None:
         """Return a transaction that is known, by a record, as a ghost or by the chain."""
-        if (held := self.pooled(txid)) is not None:
+        if (record := self.rows.record(txid)) is not None:
+            return Held(txid, record)
+        if self._has_ghosts and (held := self.pooled(txid)) is not None:
             return held
         found = self.chain.find(self.rows.txn, txid)
         return None if found is None else Held(txid, self.chain.record(self.rows.txn, found), found)
 
     def pooled(self, txid: bytes) -> Held | None:
         """Return a transaction that has a record, or is a ghost."""
-        record = self.rows.record(txid)
-        if record is not None:
+        if (record := self.rows.record(txid)) is not None:
             return Held(txid, record)
-        look = self._has_ghosts and txid not in self._haunting
-        if look and (ghost := self.ghosts.find(self.txn, txid)) is not None:
+        if not self._has_ghosts:
+            return None
+        if txid not in self._haunting and (ghost := self.ghosts.find(self.txn, txid)) is not None:
             self._haunting[txid] = Held(txid, self._ghost_record(ghost), ghost=ghost)
         return self._haunting.get(txid)
 
@@ -282,9 +284,8 @@ class TxView:
         if found is None or (found[1] == 0 and found[0] is not held.record):  # it has its own record since
             found = self.slot(held, index)
         page, number, slot, row = found
-        if row is None or row[HASH:] == by:
+        if row is None or (had := row[HASH:]) == by:
             return row is not None
-        had = row[HASH:]
         if self._has_ghosts and number == 0:
             self._touch_claimant(held.txid, index)
         self.rows.put_claim(held.txid, number, slot, by or None)
@@ -353,8 +354,8 @@ class TxView:
     def read_ahead(self, txids: Iterable[bytes], outpoints: Collection[OutPoint]) -> None:
         """Read together what will be needed."""
         self.rows.read_ahead(txids, ())
-        record, absent = self.rows.record, self.chain.absent  # what is not known has no claims
-        known = {txid for txid in {each[0] for each in outpoints} if record(txid) or not absent(txid)}
+        parents = {txid for txid, _ in outpoints}  # what is not known has no claims
+        known = parents.difference(self.chain.absent).union(filter(self.rows.record, parents))
         self.rows.read_ahead((), [each for each in outpoints if each[0] in known])
 
     def flush(self) -> None:

@@ -82,7 +82,7 @@ class TxBlocks:
     ) -> None:
         """Record that the status of a transaction changes with this commit."""
         height = view.height if height is None else height
-        self.changes.record(TxStatusChanged(txid=txid, status=status, height=height, cause=cause))
+        self.changes.facts.append(TxStatusChanged(txid=txid, status=status, height=height, cause=cause))
 
     # --- blocks --------------------------------------------------------------------------------------------------
 

@@ -154,10 +154,10 @@ class Turns:
             self._waiting.append((delivery, None, [*refuse(delivery, delivery.seq(), delivery.refused)]))
             return
         try:
-            if (large := self._find_large(delivery)) is not None:
+            if len(delivery.raw) >= large_submission.LONG and (large := self._find_large(delivery)) is not None:
                 self._waiting.append((delivery, None, [large]))
                 return
-            event = delivery.event(self.chain.decode)
+            event = self.chain.decode(delivery.raw, delivery.encoding)
             seq = event.seq
             if isinstance(event, orders.MESSAGES):
                 self._waiting.append((delivery, seq, self._order(delivery, event)))
@@ -192,10 +192,8 @@ class Turns:
         """Add a message about transactions to the commit; a large transaction gets commits of its own."""
         tx_blocks = self.chain.tx_blocks
         if tx_blocks is None:
-            name = type(event).__name__
-            raise Refused(
-                "unavailable", f"{name}: the transaction store is not enabled in this daemon (transactions.enabled)"
-            )
+            why = f"{type(event).__name__}: the transaction store is not enabled in this daemon (transactions.enabled)"
+            raise Refused("unavailable", why)
         if isinstance(event, TxSubmitted):
             refuse_in_shard(self.chain.store.shard)
             large_submission.check_count(len(event.tx.inputs), "$.tx.inputs")
@@ -203,7 +201,8 @@ class Turns:
                 return [self._admit_large(delivery, event, event.tx.txid)]
         self.pace.add(event, len(delivery.raw))
         order = Order(event, tx_blocks)
-        self.chain.step(order.carry_out, order.touched(), order.claimed())
+        touched, claimed = order.touched()
+        self.chain.step(order.carry_out, touched, claimed)
         return order
 
     def _admit_large(self, delivery: Delivery, event: TxSubmitted | Outline, txid: bytes) -> Large:
@@ -260,10 +259,10 @@ class Turns:
             for delivery, seq, answers in self._waiting:
                 if isinstance(answers, list):
                     ready += answers
-                elif answers.refused is not None:
-                    ready += refuse(delivery, seq, answers.refused)
+                elif not isinstance(answers.result, str):
+                    ready += refuse(delivery, seq, answers.result)
                 elif seq is not None:
-                    acknowledged = Ack(seq=seq, status=answers.status, tip=tip, evicted=answers.evicted)
+                    acknowledged = Ack(seq=seq, status=answers.result, tip=tip, evicted=answers.evicted)
                     ready.append(Answer(delivery.sender, acknowledged))
         self._waiting.clear()
         self.pace.begin()

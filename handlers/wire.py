@@ -133,13 +133,14 @@ def check_lengths(message: Inbound) -> None:
     Raises:
         Refused: they have not.
     """
-    match message:
-        case TxSubmitted(tx=tx):
-            _check_each(tx, tx.previous, "$.tx.previous")
-            _check_each(tx, message.input_hashes, "$.input_hashes")
-        case BlockApplied(txs=txs):
-            for n, tx in enumerate(txs):
-                _check_each(tx, tx.previous, f"$.txs[{n}].previous")
+    if isinstance(message, TxSubmitted):
+        if message.tx.previous is not None:
+            _check_each(message.tx, message.tx.previous, "$.tx.previous")
+        if message.input_hashes is not None:
+            _check_each(message.tx, message.input_hashes, "$.input_hashes")
+    elif isinstance(message, BlockApplied):
+        for n, tx in enumerate(message.txs):
+            _check_each(tx, tx.previous, f"$.txs[{n}].previous")
 
 
 def _check_each(tx: Tx, entries: Sequence[object] | None, place: str) -> None:

@@ -15,13 +15,12 @@ from msgspec import Struct
 
 from storage.disk import Disk, Txn, rows_with
 from storage.errors import Damaged
+from storage.pool_layout import Indexed
 from storage.rows import check_row, open_row, seal_bytes, seal_row
 
 TABLE = "tx_pending"
 _ORDER, _TOTALS = b"\x00", b"\x01"
 _NUMBER = struct.Struct(">Q")
-
-Numbered = tuple[int, int]  # the number and the weight of a submission
 
 
 class Totals(Struct, array_like=True):
@@ -53,21 +52,22 @@ class PendingStore:
         there = cursor.prev() if cursor.set_range(_TOTALS) else cursor.last()
         return _NUMBER.unpack(cursor.key()[1:])[0] + 1 if there else 0
 
-    def move(self, txn: Txn, moved: list[tuple[bytes, Numbered | None, Numbered | None]]) -> None:
+    def move(self, txn: Txn, moved: list[tuple[bytes, Indexed, Indexed]]) -> None:
         """Move submissions in the order from their old places to their new ones, and count them.
 
         Raises:
             Damaged: one was not at its old place.
         """
-        totals, new = self.totals(txn), list[tuple[bytes, bytes]]()
-        for number, weight, txid in sorted((*was, txid) for txid, was, _ in moved if was):
+        left = sorted([(was[3], was[4], txid) for txid, was, now in moved if was[3] is not None and was[3] != now[3]])
+        new = sorted([(now[3], now[4], txid) for txid, was, now in moved if now[3] is not None and was[3] != now[3]])
+        if not left and not new:
+            return
+        for number, _, txid in left:
             if not txn.delete(_ORDER + _NUMBER.pack(number), db=self.db):
                 raise Damaged(f"the submission {txid.hex()} is not in the order of submissions at {number}")
-            totals.add(-1, -weight)
-        for number, weight, txid in sorted((*now, txid) for txid, _, now in moved if now):
-            new.append((_ORDER + _NUMBER.pack(number), seal_bytes(txid)))
-            totals.add(1, weight)
-        txn.cursor(self.db).putmulti(new)
+        txn.cursor(self.db).putmulti([(_ORDER + _NUMBER.pack(number), seal_bytes(txid)) for number, _, txid in new])
+        totals = self.totals(txn)
+        totals.add(len(new) - len(left), sum([each[1] for each in new]) - sum([each[1] for each in left]))
         txn.put(_TOTALS, seal_row(totals), db=self.db)
 
     def ordered(self, txn: Txn) -> Iterator[tuple[int, bytes]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from heapq import merge
+from operator import itemgetter
 
 from storage import keys
 from storage.disk import Db, Disk, Txn
@@ -140,22 +141,20 @@ class Pool:
     # --- indexes -------------------------------------------------------------------------------------------------
 
     def move(self, txn: Txn, moved: list[tuple[bytes, Indexed, Indexed]]) -> None:
-        """Move transactions in the indexes, and in the order of submissions, from their old places to their new ones.
+        """Move transactions, in order, from their old places in the indexes and among submissions to their new ones.
 
         Raises:
             Damaged: one was not at its old place.
         """
-        places = [(txid, was[:3], now[:3]) for txid, was, now in moved]
         for n, (db, name) in enumerate(self.indexes):
-            changed = [(txid, was[n], now[n]) for txid, was, now in places if was[n] != now[n]]
-            for height, txid in sorted((height, txid) for txid, height, _ in changed if height is not None):
+            changed = [(was[n], now[n], txid) for txid, was, now in moved if was[n] != now[n]]
+            for height, txid in sorted([(height, txid) for height, _, txid in changed if height is not None]):
                 if not txn.delete(keys.u32(height), txid, db):
                     raise Damaged(f"transaction {txid.hex()} is not in the index of its {name}, {height}")
-            joining = [(keys.u32(height), txid) for txid, _, height in changed if height is not None]
-            if joining:
-                txn.cursor(db).putmulti(sorted(joining))
-        if numbered := [(txid, was[-1], now[-1]) for txid, was, now in moved if was[-1] != now[-1]]:
-            self.pending.move(txn, numbered)
+            if joining := [(height, txid) for _, height, txid in changed if height is not None]:
+                joining.sort(key=itemgetter(0))  # and by id, as they come
+                txn.cursor(db).putmulti([(keys.u32(height), txid) for height, txid in joining])
+        self.pending.move(txn, moved)
 
     def indexed(
         self, txn: Txn, db: Db, height: int = keys.LAST_U32, first: int = 0, after: tuple[int, bytes] | None = None

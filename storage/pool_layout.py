@@ -109,11 +109,6 @@ class Record(Page, array_like=True):
         return self.unmined_since is None and bool(self.block_ids)
 
     @property
-    def numbered(self) -> tuple[int, int] | None:
-        """Return its number and its weight while it waits as a submission."""
-        return None if self.submission is None else (self.submission, self.weight)
-
-    @property
     def inline(self) -> bool:
         """Return whether the names of its outputs are in the record."""
         return self.pages == 0 and self.total <= INLINE
@@ -130,9 +125,9 @@ class Record(Page, array_like=True):
 
 
 INDEXED = "delete_at", "unmined_since", "preserve_until"  # the fields of a record by which there is an index
-Indexed = tuple[int | None, int | None, int | None, tuple[int, int] | None]  # what indexes have of one, and `numbered`
-indexed: Callable[[Record], Indexed] = attrgetter(*INDEXED, "numbered")
-NOWHERE: Indexed = None, None, None, None
+Indexed = tuple[int | None, int | None, int | None, int | None, int]  # these, its number as a submission, its weight
+indexed: Callable[[Record], Indexed] = attrgetter(*INDEXED, "submission", "weight")
+NOWHERE: Indexed = None, None, None, None, 0
 
 
 class Body(Struct, array_like=True, frozen=True):

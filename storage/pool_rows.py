@@ -6,6 +6,7 @@ What was changed is answered as changed. Before a walk through a table it must b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
 from storage import keys
 from storage.disk import Txn, rows_with
@@ -36,6 +37,7 @@ from storage.rows import check_row, open_row, seal_bytes, seal_row
 
 _MOST = 50_000  # records that are kept in memory after they are written
 _UNREAD = b""  # no claim is empty
+_KEY = itemgetter(0)  # sorting by keys alone compares half as much
 
 
 class PoolRows:
@@ -49,7 +51,7 @@ class PoolRows:
         """Drop everything that was read, and unwritten changes."""
         self._records: dict[bytes, Record | None] = {}
         self._indexed: dict[bytes, Indexed] = {}  # of these records
-        self._changed: dict[bytes, None] = {}
+        self._changed: dict[bytes, Record] = {}
         self._pages: dict[bytes, dict[int, Page | None]] = {}  # further ones
         self._changed_pages: set[tuple[bytes, int]] = set()
         self._claims: dict[bytes, bytes | None] = {}  # by their keys; None: there is no claim
@@ -62,7 +64,7 @@ class PoolRows:
 
     def read_ahead(self, txids: Iterable[bytes], outputs: Iterable[OutPoint]) -> None:
         """Read records, and claims on first pages, that will be needed."""
-        wanted = {txid for txid in txids if txid not in self._records}
+        wanted = set(txids).difference(self._records)
         self._records.update(dict.fromkeys(wanted))
         for txid, record in self.pool.records(self.txn, wanted).items():
             self._take_in(txid, record)
@@ -90,19 +92,18 @@ class PoolRows:
 
     def put(self, txid: bytes, record: Record) -> None:
         """Change a record, or add one."""
-        self.record(txid)
-        self._records[txid] = record
-        self._changed[txid] = None
+        if txid not in self._records:
+            self.record(txid)
+        self._records[txid] = self._changed[txid] = record
         if record.unmined_since is None:
             self._recount |= self._is_new(txid) or self._indexed.get(txid, NOWHERE)[3] is not None
 
     def add(self, txid: bytes, record: Record) -> None:
         """Add a record of a transaction of which the table has nothing."""
         if record.submission is not None:
-            self.totals.add(1, record.weight)
-        self._records[txid] = record
+            self.totals().add(1, record.weight)
+        self._records[txid] = self._changed[txid] = record
         self._indexed[txid] = NOWHERE
-        self._changed[txid] = None
 
     def page(self, txid: bytes, number: int) -> Page | None:
         """Return a page; number 0 is the record."""
@@ -141,7 +142,9 @@ class PoolRows:
         name = names[at * HASH : at * HASH + HASH]
         if not name or name == NO_NAME:
             return None
-        by = self.claim(txid, number, slot)
+        by = self._claims.get(key := claim_key(txid, number, slot), _UNREAD)
+        if by is _UNREAD:
+            by = self._read_claim(txid, key)
         return name if by is None else name + by
 
     def names(self, txid: bytes, record: Record, number: int) -> Iterator[tuple[int, bytes]]:
@@ -223,13 +226,14 @@ class PoolRows:
 
     def claim(self, txid: bytes, page: int, slot: int) -> bytes | None:
         """Return the claim on a slot: the spender, or the mark of a frozen output."""
-        key = claim_key(txid, page, slot)
-        by = self._claims.get(key, _UNREAD)
-        if by is _UNREAD:
-            if self._is_new(txid):
-                return None
-            raw = self.txn.get(key, db=self.pool.claim)
-            by = self._claims[key] = None if raw is None else open_claim(key, raw)
+        by = self._claims.get(key := claim_key(txid, page, slot), _UNREAD)
+        return self._read_claim(txid, key) if by is _UNREAD else by
+
+    def _read_claim(self, txid: bytes, key: bytes) -> bytes | None:
+        if self._indexed.get(txid) is NOWHERE:  # a new one
+            return None
+        raw = self.txn.get(key, db=self.pool.claim)
+        by = self._claims[key] = None if raw is None else open_claim(key, raw)
         return by
 
     def _is_new(self, txid: bytes) -> bool:
@@ -244,12 +248,10 @@ class PoolRows:
     def put_claim(self, txid: bytes, page: int, slot: int, by: bytes | None) -> None:
         """Change a claim, or remove it."""
         key = claim_key(txid, page, slot)
-        self._claims[key] = by
-        self._changed_claims[key] = by
+        self._claims[key] = self._changed_claims[key] = by
 
     # --- submissions ---------------------------------------------------------------------------------------------
 
-    @property
     def totals(self) -> Totals:
         """Return how many submissions wait, and their bytes, with those that are not written yet."""
         if self._recount:
@@ -295,7 +297,7 @@ class PoolRows:
                 self.pool.reassigned.drop(self.txn, txid)
             counted = indexed(record) if self._is_new(txid) else self._indexed.get(txid, NOWHERE)
             if self._totals is not None and counted[3] is not None:
-                self._totals.add(-1, -counted[3][1])
+                self._totals.add(-1, -counted[4])
             self.pool.move(self.txn, [(txid, self._indexed.pop(txid, NOWHERE), NOWHERE)])
         self._records[txid] = None
         self._changed.pop(txid, None)
@@ -307,24 +309,19 @@ class PoolRows:
         self._flush_claims()
         if not (self._changed or self._changed_pages):
             return
-        rows, moved = list[tuple[bytes, bytes]](), list[tuple[bytes, Indexed, Indexed]]()
-        for txid in self._changed:  # in the order in which memory has them
-            record = self._records[txid]
-            assert record is not None
+        changed = list[tuple[bytes, bytes, Indexed, Indexed]]()
+        for txid, record in self._changed.items():  # in the order in which memory has them
             if record.unmined_since is None:
                 record.submission = None
-            rows.append((txid, seal_row(record)))
-            was, now = self._indexed.get(txid, NOWHERE), indexed(record)
-            if was != now:
-                moved.append((txid, was, now))
+            changed.append((txid, seal_row(record), self._indexed.get(txid, NOWHERE), now := indexed(record)))
             self._indexed[txid] = now
         for txid, number in self._changed_pages:
             page = self._pages[txid][number]
             assert page is not None
-            rows.append((txid + keys.u32(number), seal_row(page)))
-        rows.sort()
-        self.txn.cursor(self.pool.tx).putmulti(rows)
-        self.pool.move(self.txn, moved)
+            changed.append((txid + keys.u32(number), seal_row(page), NOWHERE, NOWHERE))
+        changed.sort(key=_KEY)
+        self.txn.cursor(self.pool.tx).putmulti([(key, row) for key, row, _, _ in changed])
+        self.pool.move(self.txn, [(txid, was, now) for txid, _, was, now in changed if was != now])
         self._changed, self._changed_pages = {}, set()
         self._recount, self._totals = False, None
         if len(self._records) > _MOST:
@@ -333,9 +330,9 @@ class PoolRows:
     def _flush_claims(self) -> None:
         if not self._changed_claims:
             return
-        changed = self._changed_claims.items()
-        for key in sorted([key for key, by in changed if by is None]):
+        changed = sorted(self._changed_claims.items(), key=_KEY)
+        for key in [key for key, by in changed if by is None]:
             self.txn.delete(key, db=self.pool.claim)
-        rows = sorted([(key, seal_bytes(by)) for key, by in changed if by is not None])
+        rows = [(key, seal_bytes(by)) for key, by in changed if by is not None]
         self.txn.cursor(self.pool.claim).putmulti(rows)
         self._changed_claims.clear()

@@ -92,7 +92,8 @@ def check_row(raw: bytes, what: str) -> bytes:
 
 def seal_row(row: Struct) -> bytes:
     """Return a row as it is stored."""
-    return seal_bytes(pack(row))
+    raw = pack(row)
+    return raw + zlib.crc32(raw).to_bytes(SUM_BYTES, "little")
 
 
 def open_row(kind: type[_T], raw: bytes, what: str) -> _T:

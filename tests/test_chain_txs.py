@@ -300,7 +300,7 @@ def test_a_submission_and_its_block_in_one_commit(local: LocalStore, mined: bool
     submitted, rival = child("child", at("fund")), child("rival", at("fund"))
     turns, sender = Turns(local.chain), Listener()
     third = message(block(SECOND, submitted if mined else rival), sender)
-    assert isinstance(third.event(local.chain.decode), RawBlock)
+    assert isinstance(local.chain.decode(third.raw, third.encoding), RawBlock)
     take(turns, message(TxSubmitted(tx=submitted, seq=1), sender), third)
     assert sender.statuses() == [(1, "duplicate" if mined else "UTXO_ERROR")], (
         "the chain is ahead of what waits with it"

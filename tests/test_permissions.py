@@ -24,7 +24,7 @@ from daemon.connection import Connection, Hub
 from handlers.delivery import acknowledge, done, refuse, send
 from handlers.events import ChainMessage, TxMessage
 from handlers.refusal import Refused
-from handlers.wire import LENGTH
+from handlers.wire import LENGTH, decode
 
 STRANGER, OPERATOR = 65534, 65533
 REPORTS: dict[str, Message] = {
@@ -99,7 +99,7 @@ async def connections() -> AsyncIterator[Connections]:
                     answers = refuse(delivery, 1, delivery.refused)
                 else:
                     try:
-                        delivery.event()
+                        decode(delivery.raw, delivery.encoding)
                     except Refused as refused:
                         answers = refuse(delivery, 1, refused.refusal)
                 send(answers)

@@ -37,10 +37,10 @@ def mine(view: TxView, name: str) -> None:
 
 def test_totals_do_not_count_what_this_write_has_mined(local: LocalStore) -> None:
     def work(view: TxView) -> None:
-        assert view.rows.totals.count == 2
+        assert view.rows.totals().count == 2
         mine(view, "mined")
         mine(view, "old")  # this one had left before
-        assert view.rows.totals.count == 1
+        assert view.rows.totals().count == 1
 
     local.write(work)
 

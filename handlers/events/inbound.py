@@ -159,12 +159,6 @@ class TxSubmitted(Message, frozen=True, kw_only=True):
         ),
     ] = None
 
-    @property
-    def wanted(self) -> dict[int, bytes]:
-        """Return the hashes that are given, by the numbers of their inputs."""
-        hashes = self.input_hashes
-        return {n: name for n, name in enumerate(hashes) if name is not None} if hashes else {}
-
 
 class TxWithdrawn(Message, frozen=True, kw_only=True):
     """Remove transactions that are in no block, together with all their descendants, in one commit."""

@@ -51,14 +51,15 @@ def changes_of(facts: Iterable[Fact], tip: int) -> Changes:
     """Return what some facts change; they follow a tip at this height."""
     found = Changes(tip)
     for fact in facts:
+        if isinstance(fact, TxStatusChanged):  # most are: a class pattern takes longer
+            # A final status that recovery itself published is in no move.
+            row = move.row if (move := BY_FACT.get((fact.status, type(fact.cause)))) else None  # type: ignore[arg-type]
+            if row == "reopens":
+                found.back.add(fact.txid)
+            if row is not None:
+                found.last[fact.txid] = fact.height or 0 if row == "mined" else "waits" if row == "reopens" else row
+            continue
         match fact:
-            case TxStatusChanged(txid=txid, status=status, cause=cause):
-                # A final status that recovery itself published is in no move.
-                row = move.row if (move := BY_FACT.get((status, type(cause)))) else None  # type: ignore[arg-type]
-                if row == "reopens":
-                    found.back.add(txid)
-                if row is not None:
-                    found.last[txid] = fact.height or 0 if row == "mined" else "waits" if row == "reopens" else row
             case BlockCommitted(height=height):
                 found.tip = min(height, _HIGHEST)
             case RolledBack(to=to):

@@ -119,6 +119,7 @@ class MinedStore:
         self.blocks, self.maturity = blocks, maturity
         self._reads: _Reads | None = None
         self._resolved: dict[bytes, TxFound | None] = {}
+        self.absent: set[bytes] = set()  # of these, what is not there
 
     def _at(self, txn: Txn) -> _Reads:
         reads = self._reads
@@ -130,7 +131,7 @@ class MinedStore:
 
     def forget(self) -> None:
         """Drop what was read: the chain has changed, or may have."""
-        self._reads, self._resolved = None, {}
+        self._reads, self._resolved, self.absent = None, {}, set()
 
     def resolve(self, txn: Txn, txids: Iterable[bytes]) -> None:
         """Look up many transactions at once, with what the writer has in memory, before they are requested."""
@@ -139,7 +140,9 @@ class MinedStore:
             return
         history, ids, reads = self.blocks.history, words(b"".join(names)), self._at(txn)
         first, _ = history.find_txs(txn, ids, history.prefixes(ids))
-        self._resolved.update(dict.fromkeys([names[at] for at in np.flatnonzero(first < 0).tolist()]))
+        absent = [names[at] for at in np.flatnonzero(first < 0).tolist()]
+        self._resolved.update(dict.fromkeys(absent))
+        self.absent.update(absent)
         numbers = distinct(first[first >= 0])
         for _, records, _ in reads.stored.txs.many(numbers):
             kept = records["number"] >= reads.stored.reachable
@@ -154,10 +157,6 @@ class MinedStore:
         if txid in self._resolved:
             return self._resolved[txid]
         return self._at(txn).stored.find_tx(txid)
-
-    def absent(self, txid: bytes) -> bool:
-        """Return whether it was resolved that there is no such transaction."""
-        return txid in self._resolved and self._resolved[txid] is None
 
     def record(self, txn: Txn, tx: TxFound) -> Record:
         """Return what decides about spending; the counters are `counted`'s to fill."""
