@@ -57,6 +57,7 @@ class BenchGroup(Group):
         "mmr",
         "prune",
         "recovery",
+        "shards",
         "sizes",
         "soak",
         "steady",
