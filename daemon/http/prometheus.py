@@ -19,6 +19,7 @@ from daemon.http.capacity import REASONS
 from daemon.http.service_metrics import services
 from daemon.metrics import Batch, Numbers, Served, daemon_numbers, served
 from daemon.readers import ReaderNumbers
+from formats.shards import Shard
 from handlers.answers import change_log_status
 from handlers.query import Query
 from handlers.readiness import blocks_behind, readiness
@@ -110,7 +111,7 @@ class Scrape(Collector):
     def _store(self, numbers: Numbers | None) -> Iterator[Metric]:
         with self._query.snapshot() as shot:
             state, tip, floor = shot.state, shot.tip(), shot.point(self._windows.floor(shot.state))
-            mmr = shot.store.mmr
+            mmr, shard = shot.store.mmr, shot.store.shard and Shard.parse(shot.store.shard)
             leaves = None if mmr is None else mmr.count(shot.txn)
             unmined = shot.txn.stat(self._query.store.disk.tables["tx_unmined"])["entries"]
             pending = PendingStore(self._query.store.disk).totals(shot.txn)
@@ -121,6 +122,8 @@ class Scrape(Collector):
         map_size = disk.map_size() if numbers is None else numbers.map_size
         yield _gauge("unspent", "Unspent outputs in the set.", state.unspent)
         yield _gauge("mmr_leaves", "Leaves of the MMR store, one for each output ever created.", leaves)
+        yield _gauge("shard_number", "Number of the shard that the store keeps.", shard.number if shard else None)
+        yield _gauge("shard_count", "Number of shards of the chain.", shard.count if shard else None)
         yield _gauge("unmined_transactions", "Records of transactions that are in no block.", unmined)
         yield _gauge("pending_transactions", "Submitted transactions that have not been in a block.", pending.count)
         yield _gauge("pending_bytes", "Estimated bytes that pending transactions use on disk.", pending.size)

@@ -15,6 +15,7 @@ from bitcoin_rpc_server import RpcServer, serving
 from daemons import Daemon, background, running
 from jetstream import Server, headers, moves, servers
 from patience import until
+from questions import Web
 from streams import REGTEST, feeder
 
 
@@ -55,9 +56,8 @@ def shards(folder: Path, url: str, count: int, **tables: Any) -> Iterator[list[D
             place = folder / f"shard{number}of{count}"
             place.mkdir(exist_ok=True)
             cluster = {"stream": url, "shard": f"{number}/{count}"}
-            made.append(
-                daemons.enter_context(running(place, chain=BITCOIN, cluster=cluster, http={"workers": 0}, **tables))
-            )
+            http = {"workers": 1, "listen": f"unix:{place}/http"}
+            made.append(daemons.enter_context(running(place, chain=BITCOIN, cluster=cluster, http=http, **tables)))
         yield made
 
 
@@ -118,6 +118,9 @@ def test_shards_are_the_chain_whatever_is_killed(tmp_path: Path, nats: Server, r
         made[0].start()
         assert_joined(made, node)
         assert_each_once(nats.url, 2, node.height)
+        with Web(made[1].folder / "http") as web:
+            assert web.get("/api/v1/status")["chain"]["shard"] == "2/2"
+            assert "utxod_shard_number 2.0\n" in web.ask("/metrics").text
         status = cli("status", "--config", made[1].config)
         assert "bitcoin/regtest, shard 2/2" in status.output, status.output
         for daemon in made:
