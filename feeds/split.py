@@ -42,6 +42,7 @@ class _Tx(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defaults=Tr
     lock_time: int | None = None
     previous: list[msgspec.Raw] | None = None
     datums: list[bytes] = []
+    details: msgspec.Raw | None = None  # the store of a shard does not keep them
     place: int | None = None
     input_places: list[int] | None = None
 

@@ -9,6 +9,8 @@ from msgspec import Meta, Struct
 from handlers.answers import Hash, Hex
 from handlers.deltas import NoDelta
 from handlers.snapshot import Snapshot
+from storage.history import details
+from storage.history.layout import UNDO
 
 
 class IssuerFacts(Struct, frozen=True, kw_only=True):
@@ -68,6 +70,26 @@ def facts(shot: Snapshot, block: int | bytes) -> BlockFacts:
         created=found.created,
         spent=found.spent,
     )
+
+
+def sums(shot: Snapshot, ordinal: int) -> tuple[int | None, int | None]:
+    """Return the value of what a block created, and its fees.
+
+    Nothing if the feeder did not send all fees, or for blocks that an earlier version stored, once a rollback cannot
+    reach them.
+    """
+    row, stored = shot.stored.block(ordinal), shot.stored
+    if row.output is not None or row.fees is not None or ordinal <= shot.state.floor:
+        return row.output, row.fees
+    end = row.first + row.numbers
+    output = sum(int(value) for records, _ in stored.outputs.span(row.first, end) for value in records["value"])
+    fees = [stored.tx_of(number).fee for number in stored.txs.within(row.first, end).tolist()]
+    return output, None if None in fees else sum(fee for fee in fees if fee is not None)
+
+
+def details_of(shot: Snapshot, ordinal: int) -> list[details.Entry]:
+    """Return counts and sums of a block's transactions, as long as its undo log is kept."""
+    return details.read(shot.txn, shot.store.disk.tables[UNDO], ordinal)
 
 
 def last_upto(shot: Snapshot, slot: int) -> int:

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from handlers import large_submission, wire
-from handlers.events import U32, BlockApplied, Count, Hash32, Inbound, OutPoint, Output, Tx
+from handlers.events import U32, BlockApplied, Count, Details, Hash32, Inbound, OutPoint, Output, Tx
+from handlers.extra_columns import details_of, extra_of, witnessed_of
 from handlers.part import read_part
 from storage.history.batch import Columns, Part, Waiting
-from storage.history.datums import datum_hash
-from storage.history.layout import NO_COUNT, NO_FEE, Bytes, Extra, Flags, Numbers, Words, words
+from storage.history.layout import NO_COUNT, NO_FEE, Bytes, Flags, Numbers, Words, words
 from storage.rows import TxFlag
 
 _EMPTY = msgspec.Raw(b"\x90")
@@ -40,6 +40,7 @@ class RawTx(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     datums: list[bytes] = []
     place: U32 | None = None
     input_places: list[U32] | None = None
+    details: Details | None = None
 
 
 class RawBlock(BlockApplied, frozen=True, tag="BlockApplied", dict=True):
@@ -97,11 +98,13 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
     txids = words(b"".join(map(attrgetter("txid"), txs)))
     flags = np.fromiter(map(attrgetter("coinbase"), txs), np.uint8, len(txs)) * np.uint8(TxFlag.COINBASE)
     fees, sizes = amounts([tx.fee for tx in txs], NO_FEE), amounts([tx.size for tx in txs], NO_COUNT)
-    subtrees, datums = np.full(len(txs), NO_COUNT), list(_witnessed(txs).values())
+    subtrees, datums = np.full(len(txs), NO_COUNT), list(witnessed_of(txs).values())
     part = read_part(block.shard, txs, inputs[0])
-    block.__dict__["columns"] = Columns(
+    made = block.__dict__["columns"] = Columns(
         txids, flags, fees, sizes, subtrees, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {}, datums, part
     )
+    if part is None:
+        made.details = details_of(txs, inputs[0].tolist())
     block.__dict__.update(message=frame, encoding="frames")
     return block
 
@@ -149,7 +152,10 @@ def columns(block: BlockApplied) -> Columns:
     )
     part = read_part(block.shard, txs, np.array(list(map(len, spends)), np.int64))
     txids = [tx.txid for tx in txs]
-    return joined_columns(txids, _flags(txs), others, spends, list(map(_made, txs)), _witnessed(txs), part)
+    made = joined_columns(txids, _flags(txs), others, spends, list(map(_made, txs)), witnessed_of(txs), part)
+    if part is None:
+        made.details = details_of(txs, list(map(len, spends)))
+    return made
 
 
 def waiting(block: BlockApplied) -> Waiting:
@@ -205,7 +211,7 @@ def joined_columns(
         addresses=[output.address for output in outputs],
         values=np.array([output.value for output in outputs], np.uint64),
         spendable=np.array([output.spendable for output in outputs], np.bool_),
-        extra=_extra(outputs, returns, witnessed),
+        extra=extra_of(outputs, returns, witnessed),
         datums=[datum for digest, datum in witnessed.items() if digest not in named],
         part=part,
     )
@@ -235,28 +241,6 @@ def _made(tx: Tx) -> Made:
     if tx.collateral_return is None:
         return outputs, None
     return [*outputs, tx.collateral_return], len(outputs)
-
-
-def _witnessed(txs: list[Tx] | list[RawTx]) -> dict[bytes, bytes]:
-    """Return the datums among the witnesses of transactions, each once, by hash."""
-    return {datum_hash(datum): datum for tx in txs for datum in tx.datums}
-
-
-def _extra(outputs: list[Output], returns: set[int], witnessed: dict[bytes, bytes]) -> dict[int, bytes]:
-    """Return what outputs have besides address and value, with the datums of the hashes that they name."""
-    extra = dict[int, bytes]()
-    for place, (assets, *others) in enumerate(map(_OTHERS, outputs)):
-        if assets or others != _NOTHING or place in returns:
-            datum = witnessed.get(others[0]) if others[0] is not None else None
-            datum = None if datum == others[1] else datum  # the inline one is that datum already
-            extra[place] = msgspec.msgpack.encode(
-                Extra(assets, others[0], others[1], others[2], others[3], place in returns, datum)
-            )
-    return extra
-
-
-_OTHERS = attrgetter("assets", "datum_hash", "inline_datum", "script_ref", "script_ref_hash")
-_NOTHING = [None, None, None, None]
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from handlers.boundary import NoIndex
 from handlers.snapshot import Snapshot
 from handlers.walk import PLACE, Cut, Order
 from storage.history import touches
-from storage.history.layout import Numbers
+from storage.history.layout import Numbers, TxFound
 from storage.history.output_keys import address_key
 
 
@@ -67,6 +67,11 @@ def touching(shot: Snapshot, address: bytes, count: int, order: Order, page: int
         next_cursor=cut(PLACE.pack(numbers[count - 1])) if len(numbers) > count else None,
         complete_from=shot.block(lowest).height if lowest else 0,
     )
+
+
+def find_tx(shot: Snapshot, txid: bytes) -> TxFound | None:
+    """Return a transaction; where the index is kept, also one whose outputs were spent long ago."""
+    return shot.stored.find_tx(txid, kept_from=touches.first_block(shot.txn, shot.store.meta))
 
 
 def _flat(parts: Iterator[Numbers], skip: int) -> Iterator[int]:

@@ -6,13 +6,14 @@ from collections import Counter
 from random import Random
 
 import msgspec
+import numpy as np
 import pytest
 from chains import random_chain, refused
 from msgspec.structs import fields
 
 from handlers import wire
 from handlers.columns import RawBlock, columns, decode, read
-from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, Output, Tx
+from handlers.events import BlockApplied, Details, GenesisOutput, GenesisOutputs, Output, Tx
 from handlers.genesis import genesis_columns
 from handlers.refusal import Refused
 from storage.history.batch import Columns
@@ -24,7 +25,7 @@ def frame_of(block: BlockApplied) -> bytes:
 
 def plain(made: Columns) -> list[object]:
     parts = [getattr(made, field.name) for field in fields(made)]
-    return [part if isinstance(part, list | dict) else part.tolist() for part in parts]
+    return [part.tolist() if isinstance(part, np.ndarray) else part for part in parts]
 
 
 def simple(rng: Random, block: BlockApplied) -> BlockApplied:
@@ -36,6 +37,7 @@ def simple(rng: Random, block: BlockApplied) -> BlockApplied:
             fee=rng.choice((None, 5, 1 << 40)),
             size=rng.choice((None, 300)),
             coinbase=tx.coinbase,
+            details=rng.choice((None, Details(), Details(invalid_hereafter=5, withdrawn=(1 << 64) - 1))),
         )
         for tx in block.txs
     ]

@@ -16,7 +16,7 @@ from chains import Options, back_to, block, feed, open_chain, prune_all, rows
 
 from daemon.store import TABLES as ALL_TABLES
 from handlers.chain import Chain
-from handlers.events import BlockApplied, BlockPersisted, GenesisOutput, GenesisOutputs, Issuer, Output, Tx
+from handlers.events import BlockApplied, BlockPersisted, Details, GenesisOutput, GenesisOutputs, Issuer, Output, Tx
 from storage.history.layout import FORMAT, OUTPUT_RECORD, SPEND, TABLES, TX_RECORD, TXID_ENTRY
 from storage.history.mmr import TABLES as MMR_TABLES
 from storage.history.runs import Count, Manifest, Merge, Run
@@ -75,7 +75,15 @@ BLOCKS = [  # numbers: the genesis has 0 to 7, the first block 8 to 10, the seco
         hash=SECOND,
         txs=[
             Tx(SPENDING, [(GENESIS, 7), (FUNDS, 0)], [named(300)], datums=[b"\x80", UNIT]),
-            Tx(FAILED, [], [plain(9)], valid=False, collateral=[(SPENDING, 0)], collateral_return=plain(2)),
+            Tx(
+                FAILED,
+                [],
+                [plain(9)],
+                valid=False,
+                collateral=[(SPENDING, 0)],
+                collateral_return=plain(2),
+                details=Details(invalid_hereafter=300, redeemer_count=1),
+            ),
         ],
     ),
 ]
@@ -155,15 +163,15 @@ def test_the_format_has_a_number_and_a_page() -> None:
 
 
 def test_a_block(applied: Chain) -> None:
-    """Place; first number, numbers; counts; failed; size, previous, header, block id, era, issuer."""
+    """Place; first number, numbers; counts; failed; size, previous, header, block id, era, issuer; sums."""
     zero, first, second = f"c420{'00' * 32}", f"c420{FIRST.hex()}", f"c420{SECOND.hex()}"
     assert rows(applied.store, "history_block") == {
-        big(0, 4): row(f"dc0011 00 00 {zero} c0 c0 00 08 01 01 00 c2 c0 c0 c0 c0 c0 c0"),
+        big(0, 4): row(f"dc0013 00 00 {zero} c0 c0 00 08 01 01 00 c2 c0 c0 c0 c0 c0 c0 cd03e8 c0"),
         big(1, 4): row(
-            f"dc0011 64 cd07d0 {first} ce68c15260 cd01c2 08 03 01 02 00 c2"
-            f"cd012c c420{BEFORE.hex()} c4020a0b cd0384 a6636f6e776179 94 c40101 c0 c0 05"
+            f"dc0013 64 cd07d0 {first} ce68c15260 cd01c2 08 03 01 02 00 c2"
+            f"cd012c c420{BEFORE.hex()} c4020a0b cd0384 a6636f6e776179 94 c40101 c0 c0 05 c0 09"
         ),
-        big(2, 4): row(f"dc0011 65 65 {second} c0 c0 0b 03 02 02 03 c3 c0 c0 c0 c0 c0 c0"),
+        big(2, 4): row(f"dc0013 65 65 {second} c0 c0 0b 03 02 02 03 c3 c0 c0 c0 c0 c0 c0 cd012e c0"),
     }
 
 
@@ -222,13 +230,14 @@ def test_the_unspent_bits(applied: Chain) -> None:
 
 
 def test_an_undo_log(applied: Chain) -> None:
-    """Of each spend the output, the spender counted from the block's first number, and the input; then datums."""
+    """Of each spend the output, the spender from the first number of the block, and the input; datums; details."""
     spends = [(7, 0, 0), (8, 0, 1), (11, 1, 0)]
     written = b"".join(little(number, 8) + little(spender, 4) + little(at, 4) for number, spender, at in spends)
     assert rows(applied.store, "history_undo") == {
         big(1, 4) + big(0, 4): value(0, b""),
         big(2, 4) + big(0, 4): value(3, written),
         big(2, 4) + big(1 << 31, 4): value(1, bytes.fromhex("92 02 91 c40180")),
+        big(2, 4) + big(3 << 30, 4): value(2, bytes.fromhex("92 02 92 9202c0 92019cc0cd012c0000000000000000 0100")),
     }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from feeds.cardano import byron, headers, shelley
+from feeds.cardano.details import details_of
 from feeds.cardano.eras import ALONZO, BYRON, BYRON_BOUNDARY, CONWAY, NAMES, Network
 from feeds.cardano.errors import BlockError, CutShort
-from feeds.cardano.witnesses import read_witnesses
+from feeds.cardano.witnesses import Revealed, read_witnesses
 from formats.cbor import BREAK, CborError, array, close, fields, mapping, skip, uint
 from handlers.events import BlockApplied, Tx
 
@@ -140,19 +141,30 @@ def _transactions(buf: bytes, at: int, era: int) -> _Parsed:
         sizes.append(end - at + 2)  # the array's head, and the null where metadata would be
         at = end
         count -= 1
-    datums, at = read_witnesses(buf, at, sizes)
+    revealed, at = read_witnesses(buf, at, sizes)
     at = _add_metadata(buf, at, sizes)
     invalid: frozenset[int] = frozenset()
     if era >= ALONZO:
         invalid, at = _invalid(buf, at, len(bodies))
-    parts = enumerate(zip(bodies, sizes, datums, strict=True))
-    return [_tx(body, size, found, valid=index not in invalid) for index, (body, size, found) in parts], at
+    parts = enumerate(zip(bodies, sizes, revealed, strict=True))
+    return [_tx(buf, body, size, found, valid=index not in invalid) for index, (body, size, found) in parts], at
 
 
-def _tx(body: shelley.Body, size: int, datums: list[bytes], *, valid: bool) -> Tx:
-    txid, inputs, outputs, collateral, references, collateral_return, fee = body
+def _tx(buf: bytes, body: shelley.Body, size: int, revealed: Revealed, *, valid: bool) -> Tx:
+    txid, inputs, outputs, collateral, references, collateral_return, fee, others = body
+    datums, redeemers = revealed
     return Tx(
-        txid, inputs, outputs, valid, collateral, references, collateral_return, fee=fee, size=size, datums=datums
+        txid,
+        inputs,
+        outputs,
+        valid,
+        collateral,
+        references,
+        collateral_return,
+        fee=fee,
+        size=size,
+        datums=datums,
+        details=details_of(buf, others, redeemers),
     )
 
 

@@ -6,9 +6,10 @@ from hashlib import blake2b
 
 from feeds.cardano.errors import BlockError
 from formats.cbor import BREAK, array, close, embedded, fields, sized_bytes, skip, small_uint, uint
-from handlers.events import OutPoint, Output, Tx
+from handlers.events import Details, OutPoint, Output, Tx
 
 _TXID_HEAD = b"\x82\x58\x20"
+_NOTHING_ELSE = Details()  # transactions have inputs and outputs only
 
 
 def read_header(buf: bytes, at: int, boundary: bool) -> tuple[int, int, int, bytes, int]:
@@ -69,7 +70,7 @@ def _transaction(buf: bytes, at: int) -> tuple[Tx, int]:
     at = close(buf, skip(buf, at), count, "a transaction")
     txid = blake2b(buf[body:at], digest_size=32).digest()
     end = close(buf, skip(buf, at), pair, "a transaction with witnesses")
-    return Tx(txid, inputs, outputs, size=end - begin), end
+    return Tx(txid, inputs, outputs, size=end - begin, details=_NOTHING_ELSE), end
 
 
 def _inputs(buf: bytes, at: int) -> tuple[list[OutPoint], int]:

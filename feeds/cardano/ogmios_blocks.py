@@ -14,7 +14,9 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from feeds.cardano.block import FAR_AWAY
+from feeds.cardano.details import read_details
 from feeds.cardano.eras import ALONZO, NAMES, Network
+from feeds.cardano.errors import BlockError
 from feeds.cardano.ogmios_addresses import from_text
 from feeds.cardano.ogmios_issuers import read_issuer
 from feeds.cardano.ogmios_json import Block, Boundary, MessageError, Praos, unhex
@@ -22,7 +24,7 @@ from feeds.cardano.ogmios_json import Output as OgmiosOutput
 from feeds.cardano.ogmios_json import Reference as OgmiosReference
 from feeds.cardano.ogmios_json import Transaction as OgmiosTransaction
 from feeds.cardano.ogmios_scripts import read_script
-from handlers.events import Asset, BlockApplied, OutPoint, Output, Tx
+from handlers.events import Asset, BlockApplied, Details, OutPoint, Output, Tx
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -31,7 +33,8 @@ _MAX_INDEX = 2**32 - 1
 _GENESIS = "genesis"
 _WITHOUT_FAILURES = frozenset(NAMES[:ALONZO])  # eras in which no transaction can fail and still be in a block
 _FOUR_PARTS = "84"  # [body, witnesses, whether it is valid, metadata]
-_WHOLE = ("82", "83", _FOUR_PARTS)
+_TWO_PARTS = "82"  # of Byron
+_WHOLE = (_TWO_PARTS, "83", _FOUR_PARTS)
 
 
 def decode_block(block: Block, network: Network, before_slot: int | None = None) -> BlockApplied:
@@ -91,6 +94,7 @@ def _transaction(given: OgmiosTransaction, era: str) -> Tx:
         fee=None if given.fee is None else _amount(given.fee.ada.lovelace, ".fee.ada.lovelace"),
         size=None if given.cbor is None else _size(given.cbor),
         datums=[_datum(digest, datum) for digest, datum in given.datums.items()] if given.datums else [],
+        details=None if given.cbor is None else _details(given.cbor),
     )
 
 
@@ -102,6 +106,16 @@ def _size(cbor: str) -> int | None:
     if cbor[:2] not in _WHOLE:
         raise MessageError("not a transaction", ".cbor")
     return len(cbor) // 2 - (cbor[:2] == _FOUR_PARTS)
+
+
+def _details(cbor: str) -> Details:
+    """Return counts and sums; transactions of Byron contain nothing that is counted."""
+    if cbor.startswith(_TWO_PARTS):
+        return Details()
+    try:
+        return read_details(unhex(cbor, ".cbor"))
+    except BlockError as error:
+        raise MessageError(str(error), ".cbor") from None
 
 
 def _datum(digest: str, given: str) -> bytes:

@@ -29,7 +29,7 @@ _INPUT_HEAD = b"\x82\x58\x20"  # [transaction id of 32 bytes, …
 _POLICY_HEAD = b"\x58\x1c"
 _SET_TAG = 258
 
-Body = tuple[bytes, list[OutPoint], list[Output], list[OutPoint], list[OutPoint], Output | None, int]
+Body = tuple[bytes, list[OutPoint], list[Output], list[OutPoint], list[OutPoint], Output | None, int, dict[int, int]]
 
 
 # {0: address, 1: coin or [coin, assets]} as far as the coin: the address of either length, whether assets follow, coin.
@@ -37,7 +37,10 @@ _USUAL_OUTPUT = re.compile(rb"\xa2\x00\x58(?:\x1d(.{29})|\x39(.{57}))\x01(\x82)?
 
 
 def read_body(buf: bytes, at: int) -> tuple[Body, int]:
-    """Return one transaction body (id, inputs, outputs, collateral, references, collateral return, fee) and its end."""
+    """Return one transaction body, and its end.
+
+    It has id, inputs, outputs, collateral, references, collateral return, fee, and where its other fields begin.
+    """
     begin = at
     inputs: list[OutPoint] | None = None
     outputs: list[Output] | None = None
@@ -45,6 +48,7 @@ def read_body(buf: bytes, at: int) -> tuple[Body, int]:
     collateral: list[OutPoint] = []
     references: list[OutPoint] = []
     collateral_return: Output | None = None
+    others: dict[int, int] = {}
     count, at = mapping(buf, at)
     while count:
         key = buf[at]
@@ -69,11 +73,12 @@ def read_body(buf: bytes, at: int) -> tuple[Body, int]:
         elif key == 18:
             references, at = _outpoints(buf, at)
         else:
+            others[key] = at
             at = skip(buf, at)
     if inputs is None or outputs is None or fee is None:
         raise BlockError("a transaction lacks inputs, outputs or fee", begin)
     txid = blake2b(buf[begin:at], digest_size=32).digest()
-    return (txid, inputs, outputs, collateral, references, collateral_return, fee), at
+    return (txid, inputs, outputs, collateral, references, collateral_return, fee, others), at
 
 
 def _outpoints(buf: bytes, at: int) -> tuple[list[OutPoint], int]:

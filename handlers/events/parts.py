@@ -48,6 +48,26 @@ class Output(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_def
     ] = True
 
 
+class Details(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """Counts and sums of what a Cardano transaction contains besides inputs and outputs.
+
+    They are stored until a rollback can no longer undo the block; with `utxo.index.history` they are kept.
+    """
+
+    invalid_before: Annotated[Count | None, about("First slot in which the transaction is valid.")] = None
+    invalid_hereafter: Annotated[Count | None, about("First slot in which it is no longer valid.")] = None
+    withdrawal_count: Annotated[Count, about("Number of withdrawals.")] = 0
+    withdrawn: Annotated[Count, about("Sum of the withdrawals, in lovelace.")] = 0
+    mir_cert_count: Annotated[Count, about("Number of certificates that move instantaneous rewards.")] = 0
+    delegation_count: Annotated[Count, about("Number of delegations to stake pools.")] = 0
+    stake_cert_count: Annotated[Count, about("Number of registrations and deregistrations of stake credentials.")] = 0
+    pool_update_count: Annotated[Count, about("Number of registrations of stake pools.")] = 0
+    pool_retire_count: Annotated[Count, about("Number of retirements of stake pools.")] = 0
+    asset_mint_or_burn_count: Annotated[Count, about("Number of assets that it mints or burns.")] = 0
+    redeemer_count: Annotated[Count, about("Number of redeemers.")] = 0
+    treasury_donation: Annotated[Count, about("Donation to the treasury, in lovelace.")] = 0
+
+
 class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """A transaction, in a block or submitted."""
 
@@ -104,6 +124,10 @@ class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_default
             "Ascending positions of `inputs` (`collateral` if `valid` is false) among those of the whole transaction, "
             "if only the part of a shard was sent."
         ),
+    ] = None
+    details: Annotated[
+        Details | None,
+        about("Counts and sums of its other contents (Cardano). They are stored for transactions in blocks."),
     ] = None
 
 

@@ -81,3 +81,11 @@ def _begins(ordered: Words | Numbers) -> Flags:
     begins = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
     return begins
+
+
+def exact_sums(amounts: Words | Numbers, ends: Numbers) -> list[int]:
+    """Return the sums of consecutive amounts up to each end; no sum is too large."""
+    low = np.concatenate(([0], np.cumsum((amounts & amounts.dtype.type(0xFFFF_FFFF)).astype(np.int64))))[ends]
+    high = np.concatenate(([0], np.cumsum((amounts >> amounts.dtype.type(32)).astype(np.int64))))[ends]
+    parts = zip(np.diff(high, prepend=0).tolist(), np.diff(low, prepend=0).tolist(), strict=True)
+    return [upper * (1 << 32) + lower for upper, lower in parts]

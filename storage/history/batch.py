@@ -13,12 +13,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from storage.history.arrays import first_places, same_rows, stable_order
-from storage.history.layout import REPLACED, Block, Bytes, Flags, Numbers, Records, Words, pack_counts
+from storage.history.arrays import exact_sums, first_places, same_rows, stable_order
+from storage.history.layout import NO_FEE, REPLACED, Block, Bytes, Flags, Numbers, Records, Words, pack_counts
 from storage.history.shard import own_txs
 
 OutPoint = tuple[bytes, int]
 _NONE = np.empty(0, np.int64)
+_WORD = 1 << 64
 
 
 class Part(NamedTuple):
@@ -50,6 +51,7 @@ class Columns(msgspec.Struct):
     extra: dict[int, bytes]  # what else an output has, by its place in the block
     datums: list[bytes] = []  # among the witnesses, of hashes that no output of the block has
     part: Part | None = None  # in the store of a shard
+    details: bytes = b""  # counts and sums of its transactions, encoded; not in the store of a shard
 
 
 class Waiting(msgspec.Struct):
@@ -69,6 +71,13 @@ class Waiting(msgspec.Struct):
     issuer: tuple[bytes | None, bytes | None, bytes | None, int | None] | None = None
 
 
+class Sums(NamedTuple):
+    """The value of a block's spendable outputs, and its fees; nothing if not all are known, or 64 bits are too few."""
+
+    output: int | None
+    fees: int | None
+
+
 class Done(NamedTuple):
     """What a commit did to one block."""
 
@@ -79,7 +88,7 @@ class Done(NamedTuple):
     reused: list[bytes] = []  # ids that an earlier transaction had
 
 
-def row_of(waiting: Waiting, done: Done, first: int, end: int, *, failed: bool, lowest: bool) -> Block:
+def row_of(waiting: Waiting, done: Done, sums: Sums, first: int, end: int, *, failed: bool, lowest: bool) -> Block:
     """Return what is kept of a block; its numbers go from `first` to below `end`."""
     return Block(
         waiting.height,
@@ -99,6 +108,7 @@ def row_of(waiting: Waiting, done: Done, first: int, end: int, *, failed: bool, 
         waiting.block_id,
         waiting.era,
         waiting.issuer,
+        *sums,
     )
 
 
@@ -257,6 +267,20 @@ class Batch:
         """Return how many transactions each block has; in a shard, those whose outputs it keeps."""
         parts = [(each.columns.txids, each.columns.part) for each in self.blocks]
         return [int(own_txs(txids, None if part is None else part.shard).sum()) for txids, part in parts]
+
+    def sums(self) -> list[Sums]:
+        """Return the sums of each block; the part of a shard has none."""
+        outputs = exact_sums(np.where(self.spendable, self.values, np.uint64(0)), np.cumsum(self.outputs_in))
+        fees, unknown = (
+            exact_sums(self.fees, self.tx_ends),
+            exact_sums((self.fees == NO_FEE).astype(np.int64), self.tx_ends),
+        )
+        return [
+            Sums(output if output < _WORD else None, fee if lacks == 0 and abs(fee) < _WORD // 2 else None)
+            if waiting.columns.part is None
+            else Sums(None, None)
+            for waiting, output, fee, lacks in zip(self.blocks, outputs, fees, unknown, strict=True)
+        ]
 
     def done(self, spends: Spends) -> list[Done]:
         """Return what was done to each block."""

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from struct import Struct as Packed
 
 import msgspec
 import numpy as np
 
 from storage.history import touches
 from storage.history.bits import BITS
+from storage.history.check_details import logs
 from storage.history.check_touches import check_touches
 from storage.history.datums import datum_hash
 from storage.history.layout import (
     DATUMS,
+    DETAILS,
     HEAD_BYTES,
     LIVE,
     REPLACED,
     SPEND,
-    UNDO,
     Extra,
     Flags,
     Numbers,
@@ -41,7 +41,6 @@ from storage.history.values import bodies
 from storage.history.view import View
 from storage.rows import TxFlag
 
-UNDO_KEY = Packed(">II")
 _NAMED = 20  # of one kind of finding in one array
 _BLOCKS = 10_000  # at a time
 _FAILED = ("is not marked as having a failed transaction", "is marked as having a failed transaction")
@@ -164,8 +163,8 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
     """Undo logs: one for each block above the floor, of outputs that are spent, by transactions of the block."""
     state, at, parts = view.state, view.state.floor, 0
     count, last = 0, np.empty(0, SPEND)
-    for key, value in view.scan(UNDO):
-        ordinal, part = UNDO_KEY.unpack(key)
+    for ordinal, part, value, faults in logs(view):
+        yield from faults
         if view.kept_from is not None and view.kept_from <= ordinal <= state.floor:
             continue  # `check_touches` compares it
         if not state.floor < ordinal <= state.tip:
@@ -175,8 +174,8 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
             yield from _ended(view, at, count)
             yield from (f"block {missing} has no undo log" for missing in range(at + 1, min(ordinal, at + _NAMED)))
             at, parts, count, last = ordinal, 0, 0, last[:0]
-        if part == DATUMS and parts:
-            parts = DATUMS
+        if part in (DATUMS, DETAILS) and parts:
+            parts = part
         if part != parts:
             yield f"part {parts} of the undo log of block {ordinal} is missing; the next part is {part}"
         parts = part + 1

@@ -17,7 +17,7 @@ import numpy as np
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.history.layout import DATUMS, HEAD_BYTES, VALUE_BYTES, Numbers, check, count_of, seal, to_extra
+from storage.history.layout import DATUMS, DETAILS, HEAD_BYTES, VALUE_BYTES, Numbers, check, count_of, seal, to_extra
 
 if TYPE_CHECKING:
     from storage.history.stored import Stored
@@ -81,7 +81,7 @@ def read(txn: Txn, undo: Db, ordinal: int) -> list[bytes]:
     datums, cursor = list[bytes](), txn.cursor(undo)
     if cursor.set_range(_UNDO_KEY.pack(ordinal, DATUMS)):
         for key, value in cursor:
-            if _UNDO_KEY.unpack(key)[0] != ordinal:
+            if _UNDO_KEY.unpack(key) >= (ordinal, DETAILS):
                 break
             datums += unpack(key, value)
     return datums

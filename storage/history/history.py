@@ -15,7 +15,7 @@ import numpy as np
 
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
-from storage.history import datums, touches
+from storage.history import datums, details, touches
 from storage.history.alive import Alive
 from storage.history.batch import NOTHING_SPENT, Batch, Done, Spends, Waiting, row_of
 from storage.history.bits import TableBits
@@ -263,6 +263,7 @@ class History:
                 some = entries[at : min(at + UNDO_ENTRIES, end)]
                 rows.append((UNDO_KEY.pack(ordinal, part), seal(len(some), some.tobytes())))
             rows += datums.pack(ordinal, waiting.columns.datums)
+            rows += details.pack(ordinal, len(waiting.columns.txids), waiting.columns.details)
             start = end
         txn.cursor(self._undo).putmulti(rows, append=True)
 
@@ -275,9 +276,9 @@ class History:
 
     def _write_blocks(self, txn: Txn, made: Batch, done: list[Done]) -> None:
         firsts, rows, last = made.block_firsts().tolist(), [], made.tx_ends.tolist()
-        for n, (waiting, each) in enumerate(zip(made.blocks, done, strict=True)):
+        for n, (waiting, each, sums) in enumerate(zip(made.blocks, done, made.sums(), strict=True)):
             failed = bool((made.flags[last[n] - len(waiting.columns.txids) : last[n]] & TxFlag.INVALID).any())
-            block = row_of(waiting, each, firsts[n], firsts[n + 1], failed=failed, lowest=self.state.tip + n == 0)
+            block = row_of(waiting, each, sums, firsts[n], firsts[n + 1], failed=failed, lowest=self.state.tip + n == 0)
             rows.append((U32.pack(self.state.tip + 1 + n), seal_row(block)))
         if txn.cursor(self._block).putmulti(rows, append=True)[1] != len(rows):
             raise Damaged("blocks above the tip were there already")

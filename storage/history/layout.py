@@ -34,6 +34,7 @@ STATE, INDEXES = b"state", b"indexes"
 
 VALUE_BYTES = 16_300  # of a value: four pages less LMDB's header and ours
 DATUMS = 1 << 31  # part of an undo log from which on it has datums, not spends
+DETAILS = 3 << 30  # and from which on it has counts and sums of transactions
 REPLACED = 0xFFFF_FFFF  # in place of an input: a transaction with the same id replaced this one's output
 
 TX_RECORD = np.dtype(
@@ -96,6 +97,8 @@ class Block(Struct, array_like=True, frozen=True):
     block_id: int | None = None
     era: str | None = None
     issuer: tuple[bytes | None, bytes | None, bytes | None, int | None] | None = None  # keys and certificate
+    output: int | None = None  # value of its spendable outputs
+    fees: int | None = None
 
 
 class Extra(Struct, array_like=True, frozen=True):

@@ -157,14 +157,14 @@ class Stored:
             raise Damaged(f"the transaction of output {number} is missing")
         return tx
 
-    def find_tx(self, txid: bytes) -> TxFound | None:
-        """Return the latest transaction of an id, while it has unspent outputs or a rollback may reach it."""
+    def find_tx(self, txid: bytes, *, kept_from: int | None = None) -> TxFound | None:
+        """Return the latest transaction of an id that is kept; blocks from `kept_from` on keep all of theirs."""
         for entry in self.index("txid").find(self.prefix(txid)):
             found = self.txs.get(int(entry["number"]))
             if found is None or found[0]["id"].tobytes() != txid or found[0]["number"] >= self.state.next_number:
                 continue
             tx = to_tx(found[0])
-            return tx if self.is_kept(tx) else None
+            return tx if (kept_from is not None and tx.block >= kept_from) or self.is_kept(tx) else None
         return None
 
     def is_kept(self, tx: TxFound) -> bool:

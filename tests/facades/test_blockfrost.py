@@ -11,6 +11,7 @@ from typing import Any
 import blockfrost_schema
 import cbor2
 import httpx
+import msgspec
 import pytest
 from chain_model import Coin, datum_of, scripts_of
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ from daemon.http.blockfrost.outputs import fingerprint
 from feeds.cardano.transaction import read_transaction
 from formats import bech32
 from formats.plutus import datum_json
-from handlers.events import Rollback, RollbackPoint
+from handlers.events import Details, Rollback, RollbackPoint
 from storage.indexes import payment_credential, stake_credential
 
 ROOT = "/blockfrost/preview/api/v0"
@@ -280,6 +281,7 @@ def test_blocks(frost: Api) -> None:
 
 
 def test_transactions(frost: Api) -> None:
+    deposits = set[str]()
     for block in blocks()[:20]:
         for place, tx in enumerate(block.txs):
             found = ask(frost, f"/txs/{tx.txid.hex()}")
@@ -297,6 +299,13 @@ def test_transactions(frost: Api) -> None:
                 assert each["consumed_by_tx"] == (coin.spend.txid.hex() if coin.spend else None)
             assert found["utxo_count"] == len(spent) + len(made)
             assert found["output_amount"][0]["quantity"] == str(sum(coin.output.value for coin in made))
+            named = {name: found.get(name, tx.details and tx.details.withdrawn) for name in Details.__struct_fields__}
+            assert msgspec.convert(named, Details, strict=False) == tx.details
+            left = sum(coins()[each].output.value for each in spent) + named["withdrawn"] - (tx.fee or 0)
+            left -= sum(coin.output.value for coin in made)
+            assert found["deposit"] == (str(left) if tx.valid else "0")
+            deposits.add(found["deposit"])
+    assert {"0", "2000000"} <= deposits
     ask(frost, f"/txs/{blocks()[3].hash.hex()}/cbor", 404, NOT_FOUND)
     seeded = some(lambda coin: not coin.block.height)
     genesis = ask(frost, f"/txs/{seeded.txid.hex()}")
@@ -322,6 +331,9 @@ def test_the_network(frost: Api) -> None:
     assert epoch["epoch"] == tip.epoch and epoch["end_time"] - epoch["start_time"] == 86_400
     assert epoch["start_time"] <= tip.time < epoch["end_time"] and epoch["last_block_time"] == tip.time
     assert (epoch["block_count"], epoch["tx_count"]) == (len(own), sum(len(block.txs) for block in own))
+    made = [coin for coin in coins().values() if coin.block.epoch == tip.epoch]
+    assert epoch["output"] == str(sum(coin.output.value for coin in made))
+    assert epoch["fees"] == str(sum(tx.fee or 0 for block in own for tx in block.txs))
     assert ask(frost, "/health") == {"is_healthy": True} and ask(frost, "/health/clock")["server_time"] > 1e12
     assert set(ask(frost, "/")) == {"url", "version"}
 
@@ -344,7 +356,10 @@ def test_the_eras_of_the_node(frost: Api, upstream: Node) -> None:
         "end": {"time": 86_400, "slot": 4_320, "epoch": 1},
         "parameters": {"epoch_length": 4_320, "slot_length": 20.0, "safe_zone": 864},
     }
-    assert (conway["start"], conway["end"], conway["parameters"]["slot_length"]) == (byron["end"], None, 1.0)
+    assert (conway["start"], conway["parameters"]["slot_length"]) == (byron["end"], 1.0)
+    end, safe = conway["end"], (blocks()[-1].slot or 0) + 1 + 25_920
+    assert (end["slot"] - 4_320) % 86_400 == 0 and 0 <= end["slot"] - safe < 86_400
+    assert end["epoch"] == 1 + (end["slot"] - 4_320) // 86_400 and end["time"] == 86_400 + end["slot"] - 4_320
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Any
 
 import blockfrost_schema
@@ -11,20 +12,21 @@ import cbor2
 import httpx
 import installed
 import pytest
-from blockfrost_schema import NOT_STORED
+from blockfrost_schema import NOT_KNOWN
 from chain_model import Coin
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from installed import FOLDER, needs_npm
 from msgspec.structs import replace
-from preview import CODEC, blocks, coins, feed, served
+from patience import until
+from preview import CODEC, before, blocks, coins, feed, served
 from questions import Api, short_folder
 from stand_in import RESERVES, TREASURY, Node, node
 
-from feeds.cardano.details import Details, Redeemer, read_details
+from feeds.cardano.details import Extras, Redeemer, read_details, read_extras
 from feeds.cardano.errors import BlockError
 from feeds.cardano.transaction import read_transaction
-from handlers.events import Rollback, RollbackPoint
+from handlers.events import Details, Output, Rollback, RollbackPoint, Tx, TxSubmitted
 
 ROOT = "/blockfrost/preview/api/v0"
 KEY, POLICY = b"\x01" * 28, b"\x02" * 28
@@ -82,7 +84,16 @@ def transaction(first: Coin, second: Coin) -> bytes:
         1: [{0: TO, 1: first.output.value - 200_000 - 2_000_000 + 7 - 11}],
         2: 200_000,
         3: 9_000_000,
-        4: [[0, [0, KEY]], [2, [0, KEY], KEY], [3, *[b""] * 9], [4, KEY, 9], [6, [0, {}]], [11, [0, KEY], KEY, 2], [9]],
+        4: [
+            [0, [0, KEY]],
+            [2, [0, KEY], KEY],
+            [3, *[b""] * 9],
+            [4, KEY, 9],
+            [6, [0, {}]],
+            [11, [0, KEY], KEY, 2],
+            [9],
+            [13, [0, KEY], KEY, [2], 2],
+        ],
         5: {b"\xe0" + KEY: 7},
         8: 12,
         9: {POLICY: {b"a": 1, b"b": -2}, KEY: {b"": 3}},
@@ -100,8 +111,8 @@ COUNTS = {
     "invalid_hereafter": "9000000",
     "withdrawal_count": 1,
     "mir_cert_count": 1,
-    "delegation_count": 2,
-    "stake_cert_count": 2,
+    "delegation_count": 3,
+    "stake_cert_count": 3,
     "pool_update_count": 1,
     "pool_retire_count": 1,
     "asset_mint_or_burn_count": 3,
@@ -133,9 +144,6 @@ def test_a_transaction_whose_bytes_are_kept(frost: Api) -> None:
         {"label": str(label), "cbor_metadata": f"\\x{one.hex()}", "metadata": one.hex()}
         for label, one in ((label, cbor2.dumps({label: value})) for label, value in METADATA.items())
     ]
-    if FOLDER:
-        assert not blockfrost_schema.missing(f"/txs/{txid}", found)
-        assert not blockfrost_schema.missing(f"/mempool/{txid}", waiting)
 
 
 def test_a_transaction_after_one_that_waits(frost: Api) -> None:
@@ -155,12 +163,106 @@ def test_the_supply(frost: Api, upstream: Node) -> None:
     assert upstream.methods()[-1] == "queryLedgerState/treasuryAndReserves"
 
 
+# --- what was never sent, or is no longer kept ------------------------------------------------------------------------
+
+
+def refused(api: Api, path: str, status: int, what: str) -> None:
+    assert what in ask(api, path, status)["message"], path
+
+
+def test_required_facts_that_were_not_sent() -> None:
+    """An object that cannot have the published form is not returned; the message names what is missing."""
+    whole, *rest = blocks()[:4]
+    assert len(whole.txs) and all(each.txs for each in rest)
+    lacks: list[tuple[str, dict[str, Any]]] = [
+        ("details", {"details": None}),
+        ("the fee", {"fee": None}),
+        ("the size of the tr", {"size": None}),
+    ]
+    poor = [
+        replace(block, txs=[replace(block.txs[0], **less), *block.txs[1:]])
+        for block, (_, less) in zip(rest, lacks, strict=True)
+    ]
+    with short_folder() as folder, served(folder, before(), whole, poor[0]) as api:
+        ask(api, f"/txs/{whole.txs[0].txid.hex()}")
+        assert ask(api, "/epochs/latest")["fees"] != "0"
+        feed(api, *poor[1:])
+        for block, (what, _) in zip(poor, lacks, strict=True):
+            refused(api, f"/txs/{block.txs[0].txid.hex()}", 501, what)
+            for tx in block.txs[1:]:
+                ask(api, f"/txs/{tx.txid.hex()}")
+        assert ask(api, f"/blocks/{poor[1].height}")["fees"] is None
+        refused(api, "/epochs/latest", 501, "the fees of all transactions in this epoch")
+        last = poor[-1]
+        block = replace(last, height=last.height + 1, slot=(last.slot or 0) + 1, hash=b"\x02" * 32, prev_hash=last.hash)
+        feed(api, replace(block, txs=[], size=None, issuer=None))
+        refused(api, "/blocks/latest", 501, "the size of the block")
+        refused(api, f"/blocks/{last.height}/next", 501, "the size of the block")
+        assert ask(api, f"/blocks/{last.height}")["slot_leader"].startswith("pool1")
+
+
+def test_outputs_that_were_never_stored() -> None:
+    """What a transaction deposits is not known if the chain was fed from the middle."""
+    first = next(block for block in blocks() if block.txs)
+    with short_folder() as folder, served(folder, first) as api:
+        refused(api, f"/txs/{first.txs[0].txid.hex()}", 501, "some of them were never stored")
+
+
+def test_a_pending_transaction_without_bytes(frost: Api) -> None:
+    raw = transaction(*live()[:2])
+    tx = replace(read_transaction(raw), raw=None)
+    feed(frost, TxSubmitted(tx=tx))
+    refused(frost, f"/mempool/{tx.txid.hex()}", 501, "the bytes of the transaction")
+
+
+def test_a_byron_transaction_has_the_fee_that_is_left(frost: Api) -> None:
+    first, *_ = live()
+    output = Output(first.output.address, first.output.value - 171_000)
+    tx = Tx(b"\x09" * 32, [(first.txid, first.number)], [output], size=200, details=Details())
+    tip = blocks()[-1]
+    block = replace(tip, height=tip.height + 1, slot=(tip.slot or 0) + 20, hash=b"\x01" * 32, prev_hash=tip.hash)
+    feed(frost, replace(block, era="byron", txs=[tx]))
+    found = ask(frost, f"/txs/{tx.txid.hex()}")
+    assert (found["fees"], found["deposit"], found["utxo_count"]) == ("171000", "0", 2)
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_transaction_below_the_rollback_window(history: bool) -> None:
+    """With the index `history` it is complete, also what has been spent since; otherwise the message says why not."""
+    chain = blocks()
+    spent = {outpoint for block in chain for tx in block.txs for outpoint in tx.inputs}
+    txs = [tx for block in chain[:20] for tx in block.txs if (tx.txid, 0) in spent]
+    gone = next(tx for tx in txs if all((tx.txid, n) in spent for n in range(len(tx.outputs))))
+    old = next(tx for tx in txs if not all((tx.txid, n) in spent for n in range(len(tx.outputs))))
+    utxo = {"rollback_window": 4, "prune_depth": 4, "index": {"history": history}}
+    with short_folder() as folder, served(folder, before(), *chain, utxo=utxo) as api:
+        until(lambda: api.ask("/api/v1/status").json()["utxo"]["prune_backlog_blocks"], lambda blocks: blocks == 0)
+        for tx in (old, gone) if history else ():
+            found = ask(api, f"/txs/{tx.txid.hex()}")
+            assert found["output_amount"][0]["quantity"] == str(sum(output.value for output in tx.outputs))
+            assert tx.details and found["redeemer_count"] == tx.details.redeemer_count
+        if not history:
+            refused(api, f"/txs/{old.txid.hex()}", 404, "utxo.index.history")
+            refused(api, f"/txs/{gone.txid.hex()}", 404, "not been found")
+        assert ask(api, f"/blocks/{chain[1].height}")["fees"] == str(sum(tx.fee or 0 for tx in chain[1].txs))
+
+
+def test_a_datum_that_is_nested_too_deeply(frost: Api) -> None:
+    datum = b"\x81" * 400 + b"\x01"
+    tip = blocks()[-1]
+    block = replace(tip, height=tip.height + 1, slot=(tip.slot or 0) + 20, hash=b"\x01" * 32, prev_hash=tip.hash)
+    feed(frost, replace(block, txs=[Tx(b"\x09" * 32, [], [Output(TO, 5, inline_datum=datum)])]))
+    path = f"/scripts/datum/{blake2b(datum, digest_size=32).hexdigest()}"
+    refused(frost, path, 501, "/cbor has its bytes")
+    assert ask(frost, f"{path}/cbor") == {"cbor": datum.hex()}
+
+
 @needs_npm
 def test_the_documentation_names_what_is_null() -> None:
     """Each path with a field that is null although the schema requires a value is in the list of differences."""
-    listed = (installed.ROOT / "docs" / "clients.md").read_text().partition("**Values that are not stored are null")[2]
+    listed = (installed.ROOT / "docs" / "clients.md").read_text().partition("**Values that nothing reports are null")[2]
     listed = listed.partition("- **")[0]
-    for path, names in NOT_STORED.items():
+    for path, names in NOT_KNOWN.items():
         assert blockfrost_schema.named(path) == path
         for name in names:
             assert f"`{name}`" in listed, (path, name)
@@ -199,22 +301,21 @@ def test_a_rollback_between_two_pages(frost: Api) -> None:
 def test_forms_of_metadata(auxiliary: object, metadata: dict[int, object]) -> None:
     body = {0: [], 1: [], 2: 0}
     for fields in ([body, {}, auxiliary], [body, {}, True, auxiliary], [body, {}, False, auxiliary]):
-        found = read_details(cbor2.dumps(fields))
+        found = read_extras(cbor2.dumps(fields))
         assert found.metadata == [(label, cbor2.dumps({label: value})) for label, value in metadata.items()]
 
 
 def test_redeemers_as_a_map() -> None:
     redeemers = {(2, 1): [42, [1, 2]], (5, 0): [[], [3, 4]]}
-    assert read_details(cbor2.dumps([{}, {5: redeemers}, None])) == Details(
-        None, None, [], [], 0, 0, [Redeemer("cert", 1, 1, 2), Redeemer("propose", 0, 3, 4)], []
-    )
+    raw = cbor2.dumps([{}, {5: redeemers}, None])
+    assert read_extras(raw) == Extras([Redeemer("cert", 1, 1, 2), Redeemer("propose", 0, 3, 4)], [])
+    assert read_details(raw) == Details(redeemer_count=2)
 
 
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
         ([{}, {}], "2 fields"),
-        ([{4: [[]]}, {}, None], "a certificate has no fields"),
         ([{}, {5: [[0, 0, 1]]}, None], "a redeemer has 3 fields"),
         ([{}, {5: [[6, 0, 1, [1, 2]]]}, None], "another purpose or budget"),
         ([{}, {5: [[0, 0, 1, [1]]]}, None], "another purpose or budget"),
@@ -222,7 +323,13 @@ def test_redeemers_as_a_map() -> None:
 )
 def test_malformed_bytes(fields: object, error: str) -> None:
     with pytest.raises(BlockError, match=error):
-        read_details(cbor2.dumps(fields))
+        read_extras(cbor2.dumps(fields))
+
+
+def test_malformed_bodies() -> None:
+    for body, error in (({4: [[]]}, "a certificate has no fields"), ({5: {b"": 2**64 - 1, b"x": 1}}, "too large")):
+        with pytest.raises(BlockError, match=error):
+            read_details(cbor2.dumps([body, {}, None]))
 
 
 WHOLE = transaction(*list(coins().values())[:2])
@@ -233,12 +340,11 @@ WHOLE = transaction(*list(coins().values())[:2])
 def test_random_bytes(at: int, other: bytes, cut: bool) -> None:
     """Bytes that are cut off or changed are refused, or read: nothing else happens."""
     raw = WHOLE[:at] + other + (b"" if cut else WHOLE[at + len(other) :])
-    try:
-        found = read_details(raw)
-    except BlockError as error:
-        assert error.offset <= len(raw) + 1
-    else:
-        assert len(found) == len(Details._fields)
+    for read in (read_extras, read_details):
+        try:
+            read(raw)
+        except BlockError as error:
+            assert error.offset <= len(raw) + 1
 
 
 VALUES: st.SearchStrategy[Any] = st.recursive(

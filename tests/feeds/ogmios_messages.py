@@ -214,6 +214,7 @@ def _carried_tx(tx: Tx, byron: bool, dialect: Dialect) -> Tx:
         outputs=[_carried_output(output) for output in tx.outputs],
         collateral_return=tx.collateral_return and _carried_output(tx.collateral_return),
         size=tx.size if dialect.transaction_cbor else None,
+        details=tx.details if dialect.transaction_cbor else None,
         datums=sorted(tx.datums, key=datum_hash),
     )
 

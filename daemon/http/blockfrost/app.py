@@ -101,7 +101,10 @@ class Blockfrost:
             return scripts.script_cbor(await script(query))
 
         async def datum(query: Query) -> Content:
-            return {"json_value": datum_value(await scripts.datum(query.shot, turns, query.args[0]))}
+            found = datum_value(await scripts.datum(query.shot, turns, query.args[0]))
+            if found is None:
+                raise Refused(501, "This datum is nested too deeply to be written as JSON; /cbor has its bytes.")
+            return {"json_value": found}
 
         async def datum_cbor(query: Query) -> Content:
             return {"cbor": (await scripts.datum(query.shot, turns, query.args[0])).hex()}
@@ -147,7 +150,7 @@ class Blockfrost:
         pending, chain = self._pending, self._chain
         return {
             "/txs/*": lambda query: blocks.transaction(
-                query.shot, chain, blocks.find(query.shot, query.args[0]), pending.known(query.shot, query.args[0])
+                query.shot, chain, query.args[0], pending.known(query.shot, query.args[0])
             ),
             "/txs/*/cbor": lambda query: pending.cbor(query.shot, query.args[0]),
             "/txs/*/metadata/cbor": lambda query: pending.metadata(query.shot, query.args[0]),

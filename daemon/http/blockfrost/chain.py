@@ -7,20 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from daemon.http.blockfrost.details import Parsed, counts
+from daemon.http.blockfrost.details import Parsed, counts, deposit
 from daemon.http.blockfrost.network import Chain
 from daemon.http.blockfrost.rendering import Renderer, summed
-from daemon.http.blockfrost.requests import Paging, Refused, hex_of, not_found
+from daemon.http.blockfrost.requests import Paging, Refused, hex_of, not_found, required
+from feeds.cardano.eras import BYRON, NAMES
 from formats import bech32
-from handlers.blocks import facts, last_upto
+from handlers.blocks import details_of, facts, last_upto, sums
 from handlers.deltas import NoDelta, read_block
+from handlers.events import Details
 from handlers.query import Snapshot
 from handlers.records import Entry
 from handlers.spenders import Places
-from storage.history.layout import TxFound
-from storage.rows import TxFlag
+from handlers.touched import find_tx
+from storage.history.layout import REPLACED, TxFound, to_extra
+from storage.rows import Body, TxFlag
 
 _MOST_SLOT = 19  # digits
+_OLD = "This transaction is below the rollback window: what it spent is not kept without utxo.index.history."
+_DETAILS = "the details of the transaction"
 
 
 def ordinal_of(shot: Snapshot, text: str) -> int:
@@ -61,10 +66,14 @@ def at_slot(shot: Snapshot, text: str) -> int:
 
 
 def block(shot: Snapshot, chain: Chain, ordinal: int) -> dict[str, Any]:
-    """Return a block; what its outputs and fees are together is known in the rollback window."""
+    """Return a block.
+
+    Raises:
+        Refused: its size or its time is not known.
+    """
     found = facts(shot, shot.block(ordinal).hash)
     issuer, tip = found.issuer, shot.state.tip
-    output, fees = _sums(shot, ordinal)
+    output, fees = sums(shot, ordinal)
     return {
         "time": chain.time(found.time, found.slot),
         "height": found.height,
@@ -73,7 +82,7 @@ def block(shot: Snapshot, chain: Chain, ordinal: int) -> dict[str, Any]:
         "epoch": found.epoch,
         "epoch_slot": chain.epoch_slot(found.slot),
         "slot_leader": "" if issuer is None or issuer.vkey is None else pool_of(bytes.fromhex(issuer.vkey)),
-        "size": found.size,
+        "size": required(found.size, "the size of the block"),
         "tx_count": found.transactions,
         "output": None if output is None else str(output),
         "fees": None if fees is None else str(fees),
@@ -93,18 +102,6 @@ def pool_of(vkey: bytes) -> str:
 
 def _bech32(prefix: str, text: str) -> str:
     return bech32.encode(prefix, *bech32.symbols(bytes.fromhex(text)))
-
-
-def _sums(shot: Snapshot, ordinal: int) -> tuple[int | None, int | None]:
-    """Return the value of what a block created, and its fees, as long as all of it is kept."""
-    row, stored = shot.stored.block(ordinal), shot.stored
-    if row.txs == 0:
-        return 0, 0
-    if ordinal <= shot.state.floor:
-        return None, None
-    output = sum(int(records["value"].sum()) for records, _ in stored.outputs.span(row.first, row.first + row.numbers))
-    fees = [stored.tx_of(number).fee for number in stored.txs.within(row.first, row.first + row.numbers).tolist()]
-    return output, None if None in fees else sum(fee for fee in fees if fee is not None)
 
 
 def block_transactions(shot: Snapshot, ordinal: int, paging: Paging) -> list[str]:
@@ -152,29 +149,78 @@ def _outputs(shot: Snapshot, tx: TxFound) -> list[Entry]:
     return [entry for index in there if (entry := shot.find_entry(tx.txid, index)) is not None]
 
 
-def transaction(shot: Snapshot, chain: Chain, tx: TxFound, known: Parsed | None) -> dict[str, Any]:
-    """Return a transaction, `known` from its bytes: fields are null that need them, or are no longer kept."""
-    genesis = tx.block == 0
-    row, outputs = shot.block(tx.block), _outputs(shot, tx)
-    inputs = _inputs(shot, tx)
-    whole = tx.block > shot.state.floor
-    every = whole and known is not None and len(inputs) == len(known.tx.inputs)
-    spent = sum(entry.body.value for entry in inputs) if every else None
+def transaction(shot: Snapshot, chain: Chain, text: str, known: Parsed | None) -> dict[str, Any]:
+    """Return a transaction, `known` from its bytes if they are kept.
+
+    Raises:
+        Refused: what it spent or created is no longer kept, or the feeder did not send what is needed.
+    """
+    tx = find_tx(shot, hex_of(text, 32))
+    if tx is None:
+        raise not_found()
+    row, bodies, spent = shot.block(tx.block), _created(shot, tx), _spent(shot, tx)
+    place = Places().of(shot, tx.block, tx.number)
+    if bodies is None or spent is None:
+        raise Refused(404, _OLD)
+    inputs, details = (0, Details()) if tx.block == 0 else required(_details(shot, tx, place, known), _DETAILS)
+    if len(spent) != inputs:
+        raise Refused(501, "This needs the outputs that the transaction spends, and some of them were never stored.")
+    created, fee, size = sum(body.value for body in bodies), tx.fee, tx.size
+    if tx.block == 0:
+        fee, size = 0, 0
+    elif fee is None and shot.stored.block(tx.block).era == NAMES[BYRON]:  # whose transactions do not contain it
+        fee = sum(spent) - created
+    fee = required(fee, "the fee of the transaction")
+    free = tx.block == 0 or tx.failed  # of deposits
     return {
         "hash": tx.txid.hex(),
         "block": row.hash.hex(),
         "block_height": row.height,
         "block_time": chain.time(row.time, row.slot),
         "slot": row.slot,
-        "index": Places().of(shot, tx.block, tx.number),
-        "output_amount": summed([entry.body for entry in outputs]) if whole else None,
-        "fees": "0" if genesis else None if tx.fee is None else str(tx.fee),
-        "size": 0 if genesis else tx.size,
-        "utxo_count": len(inputs) + len(outputs) if whole else None,
-        **counts(known, spent),
-        "valid_contract": not tx.flags & TxFlag.INVALID,
-        "treasury_donation": None if known is None else str(known.details.donation),
+        "index": place,
+        "output_amount": summed(bodies),
+        "fees": str(fee),
+        "deposit": "0" if free else deposit(details, sum(spent), created, fee),
+        "size": required(size, "the size of the transaction"),
+        "utxo_count": inputs + len(bodies),
+        **counts(details),
+        "valid_contract": not tx.failed,
+        "treasury_donation": str(details.treasury_donation),
     }
+
+
+def _created(shot: Snapshot, tx: TxFound) -> list[Body] | None:
+    """Return what a transaction created, in order; None if not all of it is kept."""
+    found = shot.stored.bodies(list(range(tx.number, tx.number + tx.outputs)))
+    expected = int(bool(tx.flags & TxFlag.COLLATERAL_RETURN)) if tx.failed else tx.outputs
+    if len(found) < expected and (tx.block or shot.state.floor):  # genesis outputs need not have contiguous indexes
+        return None
+    return [to_extra(each.extra).body(each.address, each.value) for _, each in sorted(found.items())]
+
+
+def _spent(shot: Snapshot, tx: TxFound) -> list[int] | None:
+    """Return the values of what a transaction spent; None if they are no longer kept."""
+    if tx.block == 0:
+        return []
+    block, log = shot.stored.block(tx.block), shot.stored.log(tx.block)
+    if len(log) == 0 and (block.spent or tx.block <= shot.state.floor):
+        return None
+    numbers = log["number"][(log["spender"] == tx.number - block.first) & (log["input"] != REPLACED)].tolist()
+    found = shot.stored.bodies(sorted(numbers))
+    if len(found) < len(numbers):
+        return None
+    return [each.value for each in found.values()]
+
+
+def _details(shot: Snapshot, tx: TxFound, place: int, known: Parsed | None) -> tuple[int, Details] | None:
+    """Return how many inputs a transaction has, and its details."""
+    if known is not None:
+        return len(known.tx.inputs if known.tx.valid else known.tx.collateral), known.details
+    entries = details_of(shot, tx.block)
+    if not entries or (fields := entries[place][1]) is None:
+        return None
+    return entries[place][0], Details(*fields)
 
 
 def _inputs(shot: Snapshot, tx: TxFound) -> list[Entry]:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from daemon.http.blockfrost.requests import required
 from feeds.cardano.eras import NETWORKS, Network
 from feeds.cardano.genesis import read_genesis
-from handlers.blocks import last_upto
+from handlers.blocks import last_upto, sums
 from handlers.query import Snapshot
 
 _KEPT_EPOCHS = 2
 _SECURITY = {"mainnet": 2160, "preprod": 2160, "preview": 432}
+
+
+class _Sums(NamedTuple):
+    """The sums of some blocks; nothing where one of them is not known."""
+
+    txs: int
+    output: int | None
+    fees: int | None
 
 
 class Chain:
@@ -29,7 +38,7 @@ class Chain:
             self.genesis = _from_file(genesis, self.network)
         else:
             self.network = self.genesis = None
-        self._sums: dict[bytes, tuple[int, int, int]] = {}  # by the first block: up to which, transactions, and so on
+        self._sums: dict[bytes, tuple[int, int, _Sums]] = {}  # by the first block: up to which, its hash, the sums
 
     def epoch_slot(self, slot: int) -> int | None:
         """Return a slot's place in its epoch."""
@@ -37,9 +46,14 @@ class Chain:
             return None
         return slot - self.first_slot(self.network.epoch(slot))
 
-    def time(self, reported: int | None, slot: int) -> int | None:
-        """Return the time of a block: what the feeder reported, or else when its slot began."""
-        return reported if reported is not None or self.network is None else self.network.time(slot)
+    def time(self, reported: int | None, slot: int) -> int:
+        """Return the time of a block: what the feeder reported, or else when its slot began.
+
+        Raises:
+            Refused: neither is known.
+        """
+        found = reported if reported is not None or self.network is None else self.network.time(slot)
+        return required(found, "the time of the block")
 
     def first_slot(self, epoch: int) -> int:
         """Return the first slot of an epoch."""
@@ -49,13 +63,18 @@ class Chain:
         return byron + max(epoch - network.byron_epochs, 0) * network.epoch_slots
 
     def epoch(self, shot: Snapshot) -> dict[str, Any] | None:
-        """Return the epoch of the tip, with the fields that are known."""
+        """Return the epoch of the tip.
+
+        Raises:
+            Refused: the feeder did not send the fees of its transactions.
+        """
         tip = shot.tip()
         if tip is None or self.network is None:
             return None
         network, number = self.network, self.network.epoch(tip.slot)
         begin, end = self.first_slot(number), self.first_slot(number + 1)
         first = last_upto(shot, begin - 1) + 1 if begin else 1
+        txs, output, fees = self._sums_from(shot, first)
         return {
             "epoch": number,
             "start_time": network.time(begin),
@@ -63,25 +82,33 @@ class Chain:
             "first_block_time": network.time(shot.block(first).slot),
             "last_block_time": network.time(tip.slot),
             "block_count": shot.state.tip - first + 1,
-            "tx_count": self._transactions(shot, first),
-            "output": None,
-            "fees": None,
+            "tx_count": txs,
+            "output": str(required(output, "the values of all outputs in this epoch")),
+            "fees": str(required(fees, "the fees of all transactions in this epoch")),
             "active_stake": None,
         }
 
-    def _transactions(self, shot: Snapshot, first: int) -> int:
-        """Return how many transactions the blocks have from one on; what was counted before is not counted again."""
+    def _sums_from(self, shot: Snapshot, first: int) -> _Sums:
+        """Return the sums of the blocks from one on; what was summed before is not summed again."""
         key = shot.block(first).hash
-        upto, count = first - 1, 0
+        upto, total = first - 1, _Sums(0, 0, 0)
         if (known := self._sums.get(key)) is not None and known[0] <= shot.state.tip:
-            last, hashed, counted = known
+            last, hashed, summed = known
             if hash(shot.block(last).hash) == hashed:
-                upto, count = last, counted
-        count += sum(shot.stored.block(ordinal).txs for ordinal in range(upto + 1, shot.state.tip + 1))
+                upto, total = last, summed
+        for ordinal in range(upto + 1, shot.state.tip + 1):
+            output, fees = sums(shot, ordinal)
+            total = _Sums(
+                total.txs + shot.stored.block(ordinal).txs, _both(total.output, output), _both(total.fees, fees)
+            )
         if len(self._sums) >= _KEPT_EPOCHS:
             self._sums.clear()
-        self._sums[key] = shot.state.tip, hash(shot.block(shot.state.tip).hash), count
-        return count
+        self._sums[key] = shot.state.tip, hash(shot.block(shot.state.tip).hash), total
+        return total
+
+
+def _both(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 def _known(network: Network) -> dict[str, Any]:

@@ -49,12 +49,14 @@ class FromNode:
 
     async def eras(self, _: list[str]) -> list[dict[str, Any]]:
         """Return the eras of the chain; 404 without a node."""
-        if not self._upstream.is_set:
+        with self._query.snapshot() as shot:
+            tip = shot.tip()
+        if not self._upstream.is_set or tip is None:
             raise not_found()
         return [
             {
                 "start": _bound(era["start"]),
-                "end": _bound(era["end"]) if era.get("end") else None,
+                "end": _bound(era["end"]) if era.get("end") else _horizon(era, tip.slot),
                 "parameters": {
                     "epoch_length": era["parameters"]["epochLength"],
                     "slot_length": seconds(era["parameters"]["slotLength"]["milliseconds"] / 1000),
@@ -104,3 +106,16 @@ class FromNode:
 
 def _bound(bound: dict[str, Any]) -> dict[str, Any]:
     return {"time": bound["time"]["seconds"], "slot": bound["slot"], "epoch": bound["epoch"]}
+
+
+def _horizon(era: dict[str, Any], tip: int) -> dict[str, Any]:
+    """Return up to where an era lasts at least: the end of the epoch in which the safe zone after the tip ends."""
+    start, given = _bound(era["start"]), era["parameters"]
+    length, ms = given["epochLength"], given["slotLength"]["milliseconds"]
+    slots = max(tip + 1 + (given["safeZone"] or 0) - start["slot"], 1)
+    epochs = -(-slots // length)
+    return {
+        "time": start["time"] + epochs * length * ms // 1000,
+        "slot": start["slot"] + epochs * length,
+        "epoch": start["epoch"] + epochs,
+    }

@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import msgspec
 
-from daemon.http.blockfrost.details import Parsed, counts, metadata, parsed, redeemers
+from daemon.http.blockfrost.details import Parsed, counts, deposit, metadata, parsed, redeemers
 from daemon.http.blockfrost.rendering import Renderer, amounts, summed
-from daemon.http.blockfrost.requests import BAD_PATH, Paging, Refused, hex_of, not_found
+from daemon.http.blockfrost.requests import BAD_PATH, Paging, Refused, hex_of, not_found, required
 from daemon.http.facade import Site
 from daemon.http.upstream import Fault, Upstream
 from feeds.cardano.errors import BlockError
@@ -100,33 +100,38 @@ class Pending:
         return None if held is None else parsed(self._raw(shot, held))
 
     def mempool_transaction(self, shot: Snapshot, text: str) -> dict[str, Any]:
-        """Return a transaction that waits; fields that need its bytes are null where these were not given."""
+        """Return a transaction that waits.
+
+        Raises:
+            Refused: it does not wait, or its bytes or one of its inputs are not known.
+        """
         txid = hex_of(text, 32)
         held = self._held(shot, txid)
         if held is None or held.record.unmined_since is None:
             raise not_found()
-        known = parsed(self._raw(shot, held))
-        tx = None if known is None else known.tx
-        outputs = [] if tx is None else tx.outputs
-        bodies = [_body(output) for output in outputs]
-        inputs = [] if tx is None else tx.inputs
-        spent = [body.value for outpoint in inputs if (body := self._spent(shot, outpoint)) is not None]
+        known = required(parsed(self._raw(shot, held)), "the bytes of the transaction")
+        tx, details = known.tx, known.details
+        bodies = [_body(output) for output in tx.outputs]
+        spent = [required(self._spent(shot, each), f"the output {each[0].hex()}#{each[1]}") for each in tx.inputs]
+        fee, created = tx.fee or 0, sum(body.value for body in bodies)
+        deposited = deposit(details, sum(body.value for body in spent), created, fee) if tx.valid else "0"
         return {
             "tx": {
                 "hash": txid.hex(),
-                "output_amount": None if tx is None else summed(bodies),
-                "fees": None if held.record.fee is None else str(held.record.fee),
-                "size": held.record.size,
-                "utxo_count": None if tx is None else len(inputs) + len(outputs),
-                **counts(known, sum(spent) if len(spent) == len(inputs) else None),
-                "valid_contract": True if tx is None else tx.valid,
+                "output_amount": summed(bodies),
+                "fees": str(fee),
+                "deposit": deposited,
+                "size": tx.size,
+                "utxo_count": len(tx.inputs) + len(bodies),
+                **counts(details),
+                "valid_contract": tx.valid,
             },
             "inputs": [
                 self._input(shot, outpoint, kind)
                 for kind, outpoints in (
-                    ("", inputs),
-                    ("collateral", [] if tx is None else tx.collateral),
-                    ("reference", [] if tx is None else tx.references),
+                    ("", tx.inputs),
+                    ("collateral", tx.collateral),
+                    ("reference", tx.references),
                 )
                 for outpoint in outpoints
             ],
@@ -140,7 +145,7 @@ class Pending:
                     "collateral": False,
                     "reference_script_hash": None if (script := script_hash(body)) is None else script.hex(),
                 }
-                for index, (output, body) in enumerate(zip(outputs, bodies, strict=True))
+                for index, (output, body) in enumerate(zip(tx.outputs, bodies, strict=True))
             ],
             "redeemers": redeemers(known),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 from msgspec import Struct
@@ -13,12 +13,14 @@ _NAMES = {
     404: "Not Found",
     405: "Method Not Allowed",
     500: "Internal Server Error",
+    501: "Not Implemented",
     503: "Service Unavailable",
 }
 _MOST, _PAGES = 100, 21_474_836
 NOT_FOUND = "The requested component has not been found."
 BAD_PATH = "Invalid path. Please check https://docs.blockfrost.io/"
 BAD_ADDRESS = "Invalid address for this network or malformed address format."
+_T = TypeVar("_T")
 
 
 class Refused(Exception):
@@ -37,6 +39,17 @@ class Refused(Exception):
 def not_found() -> Refused:
     """Return the error for an object that does not exist."""
     return Refused(404, NOT_FOUND)
+
+
+def required(value: _T | None, what: str) -> _T:
+    """Return a value without which an object cannot have the form that Blockfrost publishes.
+
+    Raises:
+        Refused: it was not sent to the daemon.
+    """
+    if value is None:
+        raise Refused(501, f"This needs {what}, which no feeder has sent.")
+    return value
 
 
 class Paging(Struct, frozen=True):
