@@ -170,7 +170,7 @@ def _records(txn: Txn, transactions: Transactions, first: int) -> None:
     view = transactions.view(txn)
     for number in range(first, first + _CHUNK):
         made = Tx(_id(f"record {number}"), [(_id(f"before {number}"), 0)], [Output(b"\x51", number)])
-        record = draft(transactions.rules, made, 1)
+        record = draft(transactions.rules, made, 1, at=1)
         mine(record, 1, 1, None, longest=True)
         put_page(view, made, record, 0)
         spend(view, _id(f"after {number}"), [(made.txid, 0)], 2)

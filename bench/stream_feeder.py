@@ -13,7 +13,8 @@ from hashlib import blake2b
 
 import anyio
 
-from feeds.stream.publisher import Publisher, publish
+from feeds.stream.leading import publish
+from feeds.stream.publisher import Publisher
 from handlers.events import BlockApplied, ChainName, Point
 
 CHAIN = ChainName("bitcoin", "regtest")

@@ -22,11 +22,11 @@ from config.settings import Config, socket_path
 from daemon import PROTOCOL, VERSION
 from daemon.bus import Bus
 from daemon.commands.common import FAILED
-from daemon.connection import Hub
 from daemon.crash import recorded
 from daemon.diagnostics import dump
 from daemon.heap import Heap, give_back, keep_heap_small
 from daemon.http.supervisor import Supervisor
+from daemon.hub import Hub
 from daemon.inbox import Inbox
 from daemon.listener import Connections, admins, keep_listening, most_clients, open_listener
 from daemon.metrics import daemon_metrics_file, encode, folder, keep_updated
@@ -40,6 +40,7 @@ from daemon.sink import lines_dropped, write_out
 from daemon.start import announce, check_store
 from daemon.store import open_chain, open_disk, store_id
 from daemon.worker_process import children, keep_running
+from handlers.consumer import Limits, follow_chain
 from handlers.delivery import done, refuse, send
 from handlers.events import (
     BlockCommitted,
@@ -53,7 +54,7 @@ from handlers.events import (
 from handlers.recovery.outcome import Handler
 from handlers.recovery.own import load
 from handlers.refusal import Refusal
-from handlers.utxo import Limits, Turns, follow_chain
+from handlers.utxo import Turns
 from handlers.wakeup import Wakeup
 from storage.blobs import BlobFailed, Blobs
 from storage.errors import StoreFull
@@ -127,6 +128,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                 supervisor = Supervisor(config, config.http.workers)
                 if config.http.workers:
                     services.start_soon(supervisor.serve)
+                services.start_soon(hub.expire)
                 for name in children(config) if turns else ():
                     services.start_soon(keep_running, name, config)
 
@@ -146,6 +148,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                 late = asyncio.get_running_loop().call_later(
                     config.shutdown_timeout, _give_up, config.shutdown_timeout, hub, connections, consumers
                 )
+                hub.close()
                 services.cancel_scope.cancel()
             for connection in connections.open:
                 connection.stop_reading()
@@ -257,11 +260,7 @@ async def _report(notifier: Notifier, moved: Wakeup, hub: Hub) -> None:
 
 def _numbers(hub: Hub, connections: Connections) -> bytes:
     """Return the counters and gauges of the daemon, for the processes that answer `/metrics`."""
-    numbers = hub.numbers
-    numbers.network_height, numbers.map_size = hub.known_network_height(), hub.view.map_size
-    numbers.feeder_away_s = hub.feeder_away_s()
-    numbers.inbox_messages, numbers.inbox_bytes = len(hub.inbox), hub.inbox.reserved
-    numbers.unread_bytes, numbers.listener_failures = hub.unread.bytes, hub.bus.failures
+    numbers = hub.current_numbers()
     numbers.connections = len(connections.open)
     numbers.log_lines_dropped = lines_dropped()
     return encode(numbers)

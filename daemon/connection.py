@@ -3,104 +3,29 @@
 from __future__ import annotations
 
 import select
-import time
 from collections import deque
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
 
-from config.settings import Config
-from daemon.bus import Bus
-from daemon.framing import Reader, Unfinished
-from daemon.inbox import Channel, Inbox
-from daemon.metrics import Numbers
-from daemon.outbox import Gap, Outbox, Unread
-from daemon.rate import Rate
-from daemon.subscribers import Subscribers
-from daemon.turns import Turns
-from handlers import wire
+from daemon.framing import Reader
+from daemon.hub import Hub
+from daemon.inbox import Channel
+from daemon.outbox import Gap, Outbox
+from daemon.submissions import LONGEST, Relay
+from handlers import replication, wire
 from handlers.delivery import Answer, Delivery
-from handlers.events import Ack, Hello, OperatorMessage, Subscribe, Welcome
-from handlers.points import View
+from handlers.events import Ack, Hello, OperatorMessage, Subscribe
 from handlers.refusal import Refusal, Refused
-from handlers.utxo import Committed
+from handlers.replication import Following, Logged, Reached, Submission
 
 OPERATOR = frozenset(kind.__name__ for kind in OperatorMessage.__args__)
 CHAIN = frozenset({"BlockApplied", "Rollback", "GenesisOutputs"})  # who sends one of these is the feeder
 REPORTS = frozenset({"NodeState", "BlockPersisted", "TxMined", "TxWithdrawn"})  # from an operator, or from the feeder
 _OWN = frozenset({"Hello", "Subscribe"})  # answered by the connection itself, without the writer
 _OWN_MAX_BYTES = 1 << 16
-_OWN_A_SECOND = 2000  # of all clients together: the writer's thread needs the interpreter more than the loop does
 _IN_A_ROW = 16  # messages of one client that are routed before others have a turn at the event loop
 _GREETING_S, _HANDOVER_S = 1.0, 5.0  # that a Welcome and a new feeder wait for the messages of one that has left
-
-
-class Hub:
-    """What all connections share."""
-
-    def __init__(self, bus: Bus, inbox: Inbox, welcome: Welcome, admins: frozenset[int], config: Config) -> None:
-        self.bus = bus
-        self.inbox = inbox
-        self.welcome = welcome
-        self.admins = admins
-        self.max_bytes = config.socket.max_frame_bytes
-        self.unfinished = Unfinished(inbox.capacity)
-        self.unread = Unread(config.socket.max_unread_bytes)
-        self.own_answers = Rate(_OWN_A_SECOND)
-        self.turns = Turns()
-        self.numbers = Numbers()
-        self.feeder: Connection | None = None
-        self.network_height: int | None = None  # as the last feeder reported it
-        self.grace_s = config.http.ready_grace
-        self._feeders: set[Connection] = set()  # connections that feed, or that report the height of the network
-        self._feeder_left_at = time.monotonic()  # no feeder has connected yet: as if one had just disconnected
-        self.view = View()
-        self.subscribers = Subscribers()
-        bus.follow(self.subscribers.publish)
-        bus.follow(self.numbers.count)
-
-    def publish(self, committed: Committed) -> None:
-        """Publish the result of a commit."""
-        self.view = committed.view
-        self.numbers.committed(committed)
-        self.bus.publish(committed.carried_out)
-
-    def feeds(self, connection: Connection) -> None:
-        """Note that a client feeds the chain, or reports the height of the network."""
-        self._feeders.add(connection)
-
-    def left(self, connection: Connection) -> None:
-        """Note that a client has disconnected."""
-        if connection in self._feeders:
-            self._feeders.remove(connection)
-            self._feeder_left_at = time.monotonic()
-
-    def feeder_away_s(self) -> float:
-        """Return how long no feeder has been connected."""
-        return 0.0 if self._feeders else round(time.monotonic() - self._feeder_left_at, 3)
-
-    def known_network_height(self) -> int | None:
-        """Return the height of the network; None once no client has reported it for the grace period."""
-        return None if self.feeder_away_s() > self.grace_s else self.network_height
-
-    def greet(self, seq: int | None) -> Welcome:
-        """Return the answer to a Hello."""
-        view, same, since = self.view, self.welcome, self.numbers.seconds_since_last_block()
-        return Welcome(
-            protocol=same.protocol,
-            version=same.version,
-            chain=same.chain,
-            tip=view.tip,
-            points=view.points,
-            rollback_floor=view.floor,
-            persisted_height=view.persisted_height,
-            network_tip_height=self.known_network_height(),
-            feeder_away_s=self.feeder_away_s(),
-            store_id=same.store_id,
-            newest_sequence=self.subscribers.newest,
-            seconds_since_last_block=None if since is None else round(since, 3),
-            seq=seq,
-        )
 
 
 class Connection:
@@ -118,6 +43,8 @@ class Connection:
         self._left = anyio.Event()  # was the feeder until it disconnected
         self._pending = 0  # messages on their way through the consumer
         self._reading = anyio.CancelScope()
+        self._follows = False  # the stream: it is the connection of the process `replica`
+        self._logged: Logged | None = None  # the place of its next message
 
     async def serve(self) -> None:
         """Serve the client until one side ends it; answers to what was received still go out."""
@@ -139,6 +66,8 @@ class Connection:
             pass  # the client has disconnected; what it sent is still applied
         finally:
             self._hub.subscribers.leave(self._outbox)
+            if self._hub.submissions is not None:
+                self._hub.submissions.left(self)
             self._outbox.close()
             self._leave()
             self._hub.left(self)
@@ -202,12 +131,21 @@ class Connection:
             raw, refusal = messages[0], None
             try:
                 kind = wire.peek(raw, self._outbox.encoding)
+                if kind in replication.TYPES and self._hub.submissions is not None:
+                    await self._follow(raw, kind)
+                    self._channel.release(len(messages.popleft()))
+                    continue
                 numbers.count_message(kind)
                 if kind in _OWN:
                     await self._answer_myself(raw, kind)
                     self._channel.release(len(messages.popleft()))
                     continue
-                if kind != allowed and self._feeds(kind):
+                feeds = kind != allowed and self._feeds(kind)
+                if self._hub.submissions is not None and not self._follows and kind in wire.MESSAGES:
+                    self._publish(raw, kind, feeds=feeds)
+                    messages.popleft()
+                    continue
+                if feeds:
                     await self._be_feeder(kind)
                 allowed = kind
             except Refused as refused:
@@ -245,7 +183,55 @@ class Connection:
 
     def _deliver(self, raw: bytes | bytearray, refusal: Refusal | None) -> None:
         self._pending += 1
-        self._channel.put(Delivery(raw, self._outbox.encoding, self, refusal))
+        logged, self._logged = self._logged, None
+        sender: Connection | Relay = self
+        if logged is not None and logged.origin and self._hub.submissions is not None:
+            sender = Relay(self, self._hub.submissions, logged.origin)
+        self._channel.put(Delivery(raw, self._outbox.encoding, sender, refusal, logged))
+
+    # --- a stream ------------------------------------------------------------------------------------------------
+
+    async def _follow(self, raw: bytes | bytearray, kind: str) -> None:
+        """Carry out a message of the process that follows the stream."""
+        submissions = self._hub.submissions
+        assert submissions is not None
+        if self.uid not in self._hub.admins:
+            raise Refused("not_permitted", f"{kind} is for the process `replica` of this daemon")
+        try:
+            message = replication.decode.decode(raw)
+        except wire.FAULTS as error:
+            raise wire.refused(error, str(error), lambda: kind) from error
+        match message:
+            case Following():
+                await self._be_feeder("BlockApplied")
+                self._follows, place = True, self._hub.view.log_place
+                known = place is not None and place.stream == message.stream
+                submissions.follow(self, message, place.sequence if place is not None and known else None)
+            case Logged():
+                self._logged = message
+            case _:
+                submissions.published(message)
+
+    def _publish(self, raw: bytes | bytearray, kind: str, *, feeds: bool) -> None:
+        """Let a message take effect through the stream, in every replica."""
+        submissions = self._hub.submissions
+        assert submissions is not None
+        if self._hub.in_shard:
+            raise Refused("unavailable", f"{kind}: a shard that follows a stream accepts no messages of clients")
+        if kind in CHAIN:
+            raise Refused("not_permitted", f"{kind}: this daemon is fed from a stream only (cluster.stream)")
+        if feeds:
+            why = f"{kind} is accepted only from operators, because this daemon is fed from a stream"
+            raise Refused("not_permitted", f"{why}; uid {self.uid} is not an operator (socket.admin_uids)")
+        if len(raw) > LONGEST:
+            why = f"a message of {len(raw):,} bytes is longer than the {LONGEST:,} of a stream"
+            raise Refused("too_large", why)
+        self._pending += 1
+        submissions.submit(self, raw, self._outbox.encoding)
+
+    def tell(self, message: Submission | Reached) -> None:
+        """Send a message to the process that follows the stream."""
+        self._outbox.put(self._outbox.encoded(message))
 
     async def _answer_myself(self, raw: bytes | bytearray, kind: str) -> None:
         if len(raw) > _OWN_MAX_BYTES:

@@ -14,7 +14,8 @@ import anyio
 import structlog
 from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
 
-from daemon.connection import Connection, Hub
+from daemon.connection import Connection
+from daemon.hub import Hub
 from daemon.notify import passed_socket
 from storage.files import make_folder
 

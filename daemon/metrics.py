@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from struct import Struct as Packed
 from threading import Event, Thread
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 import structlog
@@ -85,12 +85,8 @@ class Numbers(Struct):
     messages: dict[str, int] = field(default_factory=lambda: dict.fromkeys(sorted(MESSAGES), 0))
     unknown_messages: int = 0
     errors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CODES, 0))
-    timings: dict[Work, Histogram] = field(
-        default_factory=lambda: {work: Histogram() for work in ("apply", "commit", "rollback", "prune", "cleanup")}
-    )
-    batches: dict[Batch, Histogram] = field(
-        default_factory=lambda: {batch: Histogram() for batch in ("create", "spend", "cleanup")}
-    )
+    timings: dict[Work, Histogram] = field(default_factory=lambda: {work: Histogram() for work in get_args(Work)})
+    batches: dict[Batch, Histogram] = field(default_factory=lambda: {batch: Histogram() for batch in get_args(Batch)})
     batch_blocks: int = 0
     recent: list[tuple[float, int, int]] = []  # monotonic time, blocks and transactions of the last commits
     moved_at: float | None = None  # monotonic
@@ -107,6 +103,9 @@ class Numbers(Struct):
     pruner: PrunerNumbers = field(default_factory=PrunerNumbers)
     evictions: EvictionNumbers = field(default_factory=EvictionNumbers)
     recovery: RecoveryNumbers | None = None
+    stream_sequence: int | None = None  # of the last message that was applied
+    stream_end: int | None = None
+    submissions_waiting: int = 0
 
     def count_message(self, kind: str) -> None:
         """Count a message; what is no message of the protocol must not grow the table."""

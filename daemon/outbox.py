@@ -17,7 +17,7 @@ from anyio.abc import ByteSendStream
 from daemon.metrics import Numbers
 from handlers import wire
 from handlers.delivery import Answer
-from handlers.events import Error, Outbound
+from handlers.events import Error, Event
 from handlers.refusal import Refusal
 
 log = structlog.get_logger("socket")
@@ -99,7 +99,7 @@ class Outbox:
         ends = [answer.last for answer in answers]
         return (messages[: ends.index(True) + 1], True) if True in ends else (messages, False)
 
-    def encoded(self, message: Outbound) -> bytes:
+    def encoded(self, message: Event) -> bytes:
         """Return a message as this client reads it; errors are counted."""
         if type(message) is Error:
             self._numbers.refused(message.code)

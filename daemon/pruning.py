@@ -10,7 +10,7 @@ from anyio import CapacityLimiter, create_task_group, to_thread
 
 from config.checks import unmined_retention
 from config.settings import Config
-from daemon.connection import Hub
+from daemon.hub import Hub
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.deletion import Deletion
@@ -37,7 +37,8 @@ _CHECKS_IN_AGE = 20
 def terms(config: Config) -> Terms:
     """Return the pruner's part of the configuration."""
     retention, batch_size = config.transactions.block_height_retention, config.utxo.prune_batch_size
-    return Terms(config.pruner, retention, unmined_retention(config), batch_size)
+    expires = config.cluster.stream is None  # replicas would do it at different places of the stream
+    return Terms(config.pruner, retention, unmined_retention(config), batch_size, expires)
 
 
 def open_pruner(config: Config, disk: Disk, transactions: Transactions | None, changes: ChangeLog) -> Pruner:

@@ -17,8 +17,8 @@ import structlog
 from anyio import CancelScope, CapacityLimiter, to_thread
 
 from config.settings import Config, Recovery
-from daemon.connection import Hub
 from daemon.final_statuses import FinalStatusReporter
+from daemon.hub import Hub
 from daemon.store import store_id
 from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
 from feeds.bitcoin.jsonrpc import Node

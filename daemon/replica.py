@@ -10,8 +10,9 @@ import structlog
 
 from config.settings import Config, socket_path
 from daemon.signals import receiver, wait_for_stop
-from feeds.link import Link
-from feeds.stream.source import following
+from feeds.stream.log import Log, opened
+from feeds.stream.replica import replicate
+from feeds.stream.shards import ShardLog
 from formats.shards import Shard
 from handlers.events import ChainName
 
@@ -42,9 +43,26 @@ async def _follow(config: Config) -> None:
     shard = None if config.cluster.shard is None else Shard.parse(config.cluster.shard)
     notice = partial(_notice, url)
     chain = ChainName(config.chain.family, config.chain.network)
-    link = Link(socket_path(config, os.environ), chain=chain, notice=notice)
-    log.info("following_stream", stream=url)
-    await link.feed(following(url, await link.arrive(), None, notice, shard))
+    make = Log if shard is None else partial(ShardLog, shard=shard)
+    async with opened(url, chain, notice, make) as stream:
+        log.info("following_stream", stream=url, name=stream.name)
+        await replicate(stream, socket_path(config, os.environ), chain, shared(config), notice)
+
+
+def shared(config: Config) -> dict[str, object]:
+    """Return the settings that decide what a message does: they must be equal in all replicas."""
+    transactions, utxo = config.transactions, config.utxo
+    return {
+        "transactions.enabled": transactions.enabled,
+        "transactions.batch_size": transactions.batch_size,
+        "transactions.block_height_retention": transactions.block_height_retention,
+        "transactions.coinbase_maturity": transactions.coinbase_maturity,
+        "transactions.reassign_delay": transactions.reassign_delay,
+        "transactions.max_pending_bytes": transactions.max_pending_bytes,
+        "transactions.max_pending_count": transactions.max_pending_count,
+        "utxo.rollback_window": utxo.rollback_window,
+        "utxo.prune_depth": utxo.prune_depth,
+    }
 
 
 def _notice(url: str, line: str) -> None:

@@ -178,7 +178,7 @@ def reading(store: HistoryStore, config: Config) -> Transactions:
 
 
 def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transactions:
-    settings = config.transactions
+    settings, replicated = config.transactions, config.cluster.stream is not None
     rules = Rules(
         batch_size=settings.batch_size,
         retention=settings.block_height_retention,
@@ -188,7 +188,8 @@ def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transact
         externalize_all=settings.externalize_all,
         max_pending_bytes=settings.max_pending_bytes,
         max_pending_count=settings.max_pending_count,
-        max_pending_age_s=settings.max_pending_age,
+        max_pending_age_s=0.0 if replicated else settings.max_pending_age,
+        in_log_order=replicated,
     )
     return Transactions(Pool(store.disk), MinedStore(store, settings.coinbase_maturity), blobs, rules)
 

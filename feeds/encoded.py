@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec import Struct
 
 from feeds.errors import FeedError
-from handlers.events import BlockApplied, Inbound, Rollback
+from handlers.events import BlockApplied, Error, Inbound, Rollback
 from handlers.wire import LENGTH
 
 
 class Encoded(Struct, frozen=True):
-    """A message as the body of a frame, without `seq`; the hash and height are of the tip that it leads to, if any."""
+    """A message as the body of a frame, without `seq`; the hash and height are of the tip that it leads to, if any.
+
+    `before` is always sent in front of it. With `refused`, the daemon may refuse it, and the feed continues.
+    """
 
     body: bytes
     tip: bytes | None
     height: int | None
+    before: bytes = b""
+    refused: Callable[[Error], None] | None = None
 
     def frame(self, seq: int) -> bytes:
         """Return the frame of this message, with `seq` as the last field.

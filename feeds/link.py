@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from anyio.lowlevel import checkpoint
 from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
+from feeds.away import DISCONNECTED, Away, verdict
 from feeds.encoded import Encoded, leads_to
 from feeds.errors import FeedError
 from handlers.events import (
@@ -37,14 +38,9 @@ from handlers.events import (
 from handlers.wire import LENGTH, encode
 
 _ANSWERS: msgspec.msgpack.Decoder[Ack | Error | Welcome] = msgspec.msgpack.Decoder(Ack | Error | Welcome)
-_DISCONNECTED = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
 _WRITE_BYTES = 64 << 10  # together, where the source has them at once
 _PATIENCE_S = (0.2, 0.5, 1, 2, 5, 10, 15, 30)
 _FAMILIES = frozenset({"cardano", "bitcoin"})  # any other takes addresses as plain bytes, of whatever chain
-
-
-class _Away(Exception):
-    """The daemon can't be reached, or the message must be sent again later."""
 
 
 class Sent(Struct, frozen=True):
@@ -96,8 +92,9 @@ class Link:
         self._unsent = 0  # messages at the window's end that were not sent on this connection yet
         self._fresh_bytes = 0  # of messages since the writer task last ran
         self._moved = anyio.Event()
-        self._finished = False
-        self._renewing = False
+        self._finished = self._renewing = False
+        self._listens = False  # also while nothing waits for an answer
+        self._extra: list[bytes] = []  # to be sent in front of the next messages; lost with the connection
 
     async def arrive(self) -> Welcome:
         """Return the daemon's Welcome, over a connection of its own; wait while the daemon is away.
@@ -110,7 +107,7 @@ class Link:
             try:
                 async with await self._connect() as stream:
                     return await self._greet(stream, BufferedByteReceiveStream(stream))
-            except (_Away, *_DISCONNECTED) as error:
+            except (Away, *DISCONNECTED) as error:
                 await self._pause(str(error) or "the daemon closed the connection", began, tries)
                 tries += 1
 
@@ -137,7 +134,7 @@ class Link:
                 self._finished = True
                 self._wake()
         except BaseExceptionGroup as group:
-            raise _verdict(group) from group
+            raise verdict(group) from group
         if failure is not None:
             raise failure
 
@@ -146,11 +143,11 @@ class Link:
     async def _push(self, message: Inbound | Encoded) -> None:
         self._seq += 1
         if isinstance(message, Encoded):
-            sent = Sent(self._seq, message.frame(self._seq), message.tip, message.height)
+            raw = message.before + message.frame(self._seq)
+            sent = Sent(self._seq, raw, message.tip, message.height, message.refused)
         else:
-            frame = encode(msgspec.structs.replace(message, seq=self._seq), "frames")
-            sent = Sent(self._seq, frame, *leads_to(message), self._on_refusal(message))
-        raw = sent.raw
+            raw = encode(msgspec.structs.replace(message, seq=self._seq), "frames")
+            sent = Sent(self._seq, raw, *leads_to(message), self._on_refusal(message))
         while self._window and self._bytes + len(raw) > self._window_bytes:
             await self._wait()
         self._window.append(sent)
@@ -201,7 +198,7 @@ class Link:
             before = self._seq - len(self._window)
             try:
                 await self._session()
-            except _Away as error:
+            except Away as error:
                 moved = self._seq - len(self._window) > before
                 tries, away_since = (0, anyio.current_time()) if moved or not tries else (tries, away_since)
                 await self._pause(str(error), away_since, tries)
@@ -225,19 +222,19 @@ class Link:
                     await self._read(answers)
                     both.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise _verdict(group) from group
-        except _DISCONNECTED as error:
-            raise _Away("the daemon closed the connection") from error
+            raise verdict(group) from group
+        except DISCONNECTED as error:
+            raise Away("the daemon closed the connection") from error
 
     async def _connect(self) -> ByteStream:
         try:
             return await anyio.connect_unix(self._path)
         except OSError as error:
-            raise _Away(f"no daemon listens on {self._path} ({error.strerror or error})") from error
+            raise Away(f"no daemon listens on {self._path} ({error.strerror or error})") from error
 
     async def _greet(self, stream: ByteStream, answers: BufferedByteReceiveStream) -> Welcome:
         await stream.send(self._hello())
-        answer = await _receive(answers)
+        answer = await self._receive(answers)
         if not isinstance(answer, Welcome):
             raise FeedError(f"the daemon answered Hello with an unexpected message: {answer}")
         self._check_chain(answer.chain)
@@ -268,63 +265,48 @@ class Link:
 
     async def _write(self, stream: ByteStream) -> None:
         while True:
-            while self._unsent or self._renewing:
-                hello = [self._hello()] if self._renewing else []
+            while self._unsent or self._renewing or self._extra:
+                extra, self._extra = [*self._extra, self._hello()] if self._renewing else self._extra, []
                 newest_first = [sent.raw for sent in islice(reversed(self._window), self._unsent)]
                 self._unsent = 0
-                await stream.send(b"".join(hello + newest_first[::-1]))
+                await stream.send(b"".join(extra + newest_first[::-1]))
             await self._wait()
 
     async def _read(self, answers: BufferedByteReceiveStream) -> None:
         while not (self._finished and not self._window):
-            if not self._window:
+            if not self._window and not self._listens:
                 await self._wait()
                 continue
-            answer = await _receive(answers)
+            answer = await self._receive(answers)
             match answer:
                 case Ack(seq=seq, status=status) if seq == self._window[0].seq:
                     self._acknowledged(self._pop(), status)
                 case Welcome():
                     pass  # to a Hello that renewed the network's height
-                case Error(seq=seq, code=code) if seq == self._window[0].seq and (
-                    on_refusal := self._window[0].refused
+                case Error(seq=seq, code=code) if (
+                    self._window and seq == self._window[0].seq and (on_refusal := self._window[0].refused)
                 ):
                     self._acknowledged(self._pop(), code)
                     on_refusal(answer)
                 case Error(code=code, message=message, retryable=True):
-                    raise _Away(f"the daemon answered {code}: {message}")
+                    raise Away(f"the daemon answered {code}: {message}")
                 case Error(code=code, message=message):
                     raise FeedError(f"the daemon refused {self._name(answer)}: {code}: {message}")
                 case _:
                     raise FeedError(f"the daemon answered out of order: {answer}")
+
+    async def _receive(self, answers: BufferedByteReceiveStream) -> Ack | Error | Welcome:
+        try:
+            return _ANSWERS.decode(await receive_frame(answers))
+        except msgspec.DecodeError as error:
+            raise FeedError(f"the daemon's answer cannot be read: {error}") from error
 
     def _name(self, error: Error) -> str:
         sent = next((sent for sent in self._window if sent.seq == error.seq), None)
         return "a message" if sent is None or sent.height is None else f"the message of height {sent.height}"
 
 
-async def _receive(answers: BufferedByteReceiveStream) -> Ack | Error | Welcome:
+async def receive_frame(answers: BufferedByteReceiveStream) -> bytes:
+    """Return the body of the next frame."""
     (length,) = LENGTH.unpack(await answers.receive_exactly(LENGTH.size))
-    try:
-        return _ANSWERS.decode(await answers.receive_exactly(length))
-    except msgspec.DecodeError as error:
-        raise FeedError(f"the daemon's answer cannot be read: {error}") from error
-
-
-def _verdict(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the most severe of several tasks' errors."""
-    leaves = list(_leaves(group))
-    for kind in (FeedError, _Away):
-        if found := [leaf for leaf in leaves if isinstance(leaf, kind)]:
-            return found[0]
-    if all(isinstance(leaf, _DISCONNECTED) for leaf in leaves):
-        return _Away("the daemon closed the connection")
-    return leaves[0] if len(leaves) == 1 else group
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+    return await answers.receive_exactly(length)

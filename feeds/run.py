@@ -211,7 +211,7 @@ async def _feed(
             await _keep(job.output, _decoded(source), progress)
         return
     if job.stream is not None:
-        from feeds.stream.publisher import publish
+        from feeds.stream.leading import publish
 
         if chain is None:
             raise FeedError("--stream needs the chain of the events: give --chain FAMILY/NETWORK")

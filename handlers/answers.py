@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from handlers.events import Point
 from storage.change_log import LogStore
 from storage.disk import Disk, Txn
+from storage.log_place import LogPlace
 
 Hex = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -134,6 +135,15 @@ class ChangeLogStatus(Struct, frozen=True, kw_only=True):
     bytes: Annotated[int, Meta(description="on disk")]
 
 
+class StreamStatus(Struct, frozen=True, kw_only=True):
+    """The stream that a replica follows, and how far it is."""
+
+    name: str
+    sequence: Annotated[int, Meta(description="of the last message whose effect is stored")]
+    end: Annotated[int | None, Meta(description="sequence of the last message of the stream, null if not known")]
+    behind: Annotated[int | None, Meta(description="messages that are not applied yet, null if not known")]
+
+
 class ChainStatus(Struct, frozen=True, kw_only=True):
     """Which chain, and how far it is."""
 
@@ -156,6 +166,7 @@ class Status(Struct, frozen=True, kw_only=True):
     utxo: UtxoStatus
     storage: StorageStatus
     change_log: ChangeLogStatus
+    stream: Annotated[StreamStatus | None, Meta(description="null before a message of a stream was applied")]
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -177,6 +188,14 @@ def change_log_status(log: LogStore, txn: Txn) -> ChangeLogStatus:
     """Return where the change log begins and ends."""
     oldest, newest = log.ends(txn)
     return ChangeLogStatus(oldest=oldest, newest=newest, bytes=log.size(txn))
+
+
+def stream_status(place: LogPlace | None, end: int | None) -> StreamStatus | None:
+    """Return how far a replica is, by its stored place and the end that the process `replica` has reported."""
+    if place is None:
+        return None
+    behind = None if end is None else max(end - place.sequence, 0)
+    return StreamStatus(name=place.stream.partition("@")[0], sequence=place.sequence, end=end, behind=behind)
 
 
 def to_tip(point: Point) -> TipAnswer:

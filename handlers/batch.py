@@ -7,6 +7,7 @@ from typing import Any
 
 from handlers.events import BlockCommitted, OutPoint
 from storage.history.batch import Done, Waiting
+from storage.log_place import LogPlace
 
 
 class Batch:
@@ -22,6 +23,7 @@ class Batch:
         self.touched: set[bytes] = set()  # transactions that these steps may give a record
         self.claimed: list[OutPoint] = []  # outputs that these steps may claim
         self.reused: set[bytes] = set()  # ids that an earlier transaction had
+        self.place: LogPlace | None = None  # of the last message, if a stream is followed
 
     def committed(self, number: int) -> BlockCommitted:
         """Return the fact that a block was committed."""

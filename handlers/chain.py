@@ -34,6 +34,7 @@ from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.history.layout import State
 from storage.history.store import HistoryStore
+from storage.log_place import LogPlace, put_log_place
 from storage.windows import Removed, Windows
 
 _T = TypeVar("_T")
@@ -167,7 +168,7 @@ class Chain(Durable):
         """
         batch = self.batch
         with self.store.disk.read() as txn:
-            if not batch.steps and self.store.state(txn) == self.state:
+            if not batch.steps and batch.place is None and self.store.state(txn) == self.state:
                 return
         persisted_height, budget = self.state.persisted, self.prune_batch_size * max(len(batch.blocks), 1)
         batch.touched.update([txid for txid, _ in batch.claimed])
@@ -244,6 +245,8 @@ class Chain(Durable):
                 self.history.load(txn)
             again = True
             self._forget_history()
+            if self.batch.place is not None:
+                put_log_place(txn, self.store.meta, self.batch.place)
             return work(txn)
 
         try:
@@ -290,7 +293,7 @@ class Chain(Durable):
 
     # --- rollback ------------------------------------------------------------------------------------------------
 
-    def rollback(self, event: Rollback) -> bool:
+    def rollback(self, event: Rollback, place: LogPlace | None = None) -> bool:
         """Roll back every block after a point, in one commit; return False when the point is the tip.
 
         Raises:
@@ -300,6 +303,7 @@ class Chain(Durable):
         with self.store.disk.read() as txn:
             target = self._reach().target(txn, event)
             before, after = self.tip, self._reach().point(txn, target)
+        self.batch.place = place
         if target == self.state.tip:
             return False
         assert before is not None
@@ -343,9 +347,8 @@ class Chain(Durable):
         self.state = msgspec.structs.replace(self.state, persisted=event.height)
         return True
 
-    def seed(self, event: GenesisOutputs) -> bool:
+    def seed(self, event: GenesisOutputs, place: LogPlace | None = None) -> bool:
         """Store what exists before the first block; return False when it is there already.
-
         Raises:
             Refused: the store is not empty or of another shard, or an outpoint is listed twice.
         """
@@ -355,6 +358,7 @@ class Chain(Durable):
         with self.store.disk.read() as txn:
             seeded = self.store.genesis(txn)
         if seeded == digest:
+            self.batch.place = place
             return False
         if seeded is not None or self.state.tip != keys.GENESIS:
             raise Refused("fork", "genesis outputs are accepted only on an empty store, and only once", tip=self.tip)
@@ -362,6 +366,7 @@ class Chain(Durable):
             waiting = genesis.genesis(event)
         except ValueError as error:
             raise Refused("malformed", str(error)) from error
+        self.batch.place = place
 
         def work(txn: Txn) -> State:
             self.store.put_genesis(txn, digest)

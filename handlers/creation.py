@@ -230,11 +230,14 @@ class Creation:
 
 
 def end_locks(view: TxView) -> int:
-    """End the locks of submissions; return how many transactions wait for a block, ghosts and coinbases apart."""
+    """End the locks of submissions; return how many transactions wait for a block, ghosts and coinbases apart.
+
+    In a replica of a stream they stay: its restart must not change what it decides.
+    """
     waiting = 0
     for txid, record in _unmined(view):
         if not record.conflicting and not record.creating:
-            if record.locked and not record.locked_by_operator:
+            if record.locked and not record.locked_by_operator and not view.rules.in_log_order:
                 set_locked(view, txid, on=False)
             waiting += not record.is_coinbase
     return waiting

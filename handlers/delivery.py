@@ -12,6 +12,7 @@ from msgspec import Struct
 from handlers import wire
 from handlers.events import Ack, AckStatus, Error, Point
 from handlers.refusal import Refusal
+from handlers.replication import Logged
 
 _SENDER = attrgetter("sender")
 
@@ -53,6 +54,7 @@ class Delivery(Struct, frozen=True):
     encoding: wire.Encoding
     sender: Sender
     refused: Refusal | None = None
+    logged: Logged | None = None  # its place, if it comes from a stream
 
     def seq(self) -> int | None:
         """Return the sender's own number of a message that could not be decoded whole."""

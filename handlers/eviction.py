@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from math import inf
+from sys import maxsize
 from time import time
 
 import structlog
@@ -160,6 +161,8 @@ class Evictor:
         When something in a package has to stay, its oldest submission is put back in line.
         """
         self._gone.reason, self._rows, passed = reason, _ROWS, set(spared)
+        if self._rules.in_log_order:  # a step begins and ends in the same way in every replica
+            self._way, self._rows = [], maxsize
         if self._way and self._way[0] in passed:
             self._way.clear()
         while self._rows > 0 and (self._way or wanted()):

@@ -9,7 +9,7 @@ from handlers.claims import spend
 from handlers.events import Output, Tx
 from handlers.spending import Rules, TxFault
 from handlers.states import clear_creating, enter_child
-from handlers.transactions import TxView, now
+from handlers.transactions import TxView
 from storage.pool_layout import HIGHEST, NO_NAME, Body, Page, Record
 
 _RECORD, _INPUT, _OUTPUT = 400, 80, 120  # bytes on disk, about: rows, their keys and their places in the indexes
@@ -38,8 +38,8 @@ def known(view: TxView, tx: Tx) -> bool:
     return held is not None
 
 
-def draft(rules: Rules, tx: Tx, height: int, *, locked: bool = False, conflicting: bool = False) -> Record:
-    """Return the master of a new transaction."""
+def draft(rules: Rules, tx: Tx, height: int, *, at: int, locked: bool = False, conflicting: bool = False) -> Record:
+    """Return the master of a new transaction, created `at` a time in milliseconds."""
     height = min(height, HIGHEST)
     record = Record(  # with more arguments by name, Python would make a dictionary of them
         0,
@@ -50,7 +50,7 @@ def draft(rules: Rules, tx: Tx, height: int, *, locked: bool = False, conflictin
         partial=not (tx.inputs or tx.coinbase),
         locked=locked,
         born=height,
-        created_at=now(),
+        created_at=at,
         unmined_since=height,
         spending_height=height + rules.maturity if tx.coinbase else None,
         fee=0 if tx.fee is None and not tx.inputs else tx.fee,

@@ -10,6 +10,7 @@ from storage import keys
 from storage.disk import Txn
 from storage.history.layout import State
 from storage.history.store import HistoryStore
+from storage.log_place import LogPlace, read_log_place
 from storage.rows import BlockPlace
 from storage.windows import Removed, Windows
 
@@ -24,6 +25,7 @@ class View(Struct, frozen=True):
     blocks: int = 0
     unspent: int = 0
     map_size: int = 0
+    log_place: LogPlace | None = None  # where a stream is followed
 
 
 class Reach:
@@ -59,6 +61,7 @@ class Reach:
             blocks=state.tip,
             unspent=state.unspent,
             map_size=self._store.disk.map_size(),
+            log_place=read_log_place(txn, self._store.meta),
         )
 
     def target(self, txn: Txn, event: Rollback) -> int:

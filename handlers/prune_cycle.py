@@ -84,10 +84,11 @@ class Cycle:
 
     async def _delete(self, take: Take) -> None:
         deletion, height, safe = self._deletion, self.job.height, self.job.safe_height or 0
-        with self._phase("preserve"):
-            await self._along(take, partial(self._step, deletion.preserve, height))
-        with self._phase("expire"):
-            await self._along(take, partial(self._step, deletion.expire, height))
+        if self.tables.terms.expires:
+            with self._phase("preserve"):
+                await self._along(take, partial(self._step, deletion.preserve, height))
+            with self._phase("expire"):
+                await self._along(take, partial(self._step, deletion.expire, height))
         with self._phase("transactions"):
             await self._along(take, partial(self._step, deletion.delete_due, safe))
         if await take(self._left):

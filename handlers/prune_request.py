@@ -18,6 +18,7 @@ class Terms(Struct, frozen=True):
     retention: int = 288
     unmined_retention: int = 144
     batch_size: int = 500
+    expires: bool = True  # whether a cycle deletes what has waited for a block for too long
 
 
 class Node(NamedTuple):

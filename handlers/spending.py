@@ -33,6 +33,7 @@ class Rules(Struct, frozen=True):
     max_pending_bytes: int = 0  # of submissions; 0 is no limit
     max_pending_count: int = 0
     max_pending_age_s: float = 0.0
+    in_log_order: bool = False  # every replica of a stream decides the same
 
 
 class Mined(Struct, frozen=True):

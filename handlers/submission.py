@@ -47,7 +47,8 @@ def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
         return _submit_again(view, tx_blocks, event)
     height, keeps_loser = view.height, event.on_spent == "record"
     rival = spend(view, tx.txid, tx.inputs, height + 1, wanted=event.input_hashes, is_new=True, keeps_loser=keeps_loser)
-    record = draft(view.rules, tx, height, locked=event.locked, conflicting=rival is not None)
+    locked, conflicting = event.locked, rival is not None
+    record = draft(view.rules, tx, height, at=view.now(), locked=locked, conflicting=conflicting)
     new_records.put_page(view, tx, record, 0, is_new=True)
     _publish(view, tx_blocks, tx.txid, rival)
     return "accepted"
@@ -122,7 +123,8 @@ async def create_large(large: Large, chain: Chain, writer: CapacityLimiter) -> l
         event = await large_submission.whole(event, turn) if isinstance(event, Outline) else event
         tx, seq = event.tx, event.seq
         evicted = await room_for(event, tx_blocks.evictor, write)
-        record = draft(transactions.rules, tx, height, locked=event.locked)
+        at = transactions.now() if delivery.logged is None else delivery.logged.at
+        record = draft(transactions.rules, tx, height, locked=event.locked, at=at)
         try:
             finished = await Creation(transactions, event, record, created=created).run(write, put_blob)
         except TxFault as fault:

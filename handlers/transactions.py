@@ -48,6 +48,7 @@ class Transactions:
         self.pool, self.chain, self.blobs, self.rules = pool, chain, blobs, rules
         self.on_their_way: set[bytes] = set()  # large transactions that wait for their first page
         self.unused_blobs: list[str] = []  # of removed transactions, if the write that removed them has not failed
+        self.at: int | None = None  # milliseconds since 1970, if a stream says when its messages were received
         self.given_up: dict[bytes, float] = {}  # owners of locks that they could not give back, and when those end
 
     def view(self, txn: Txn, tip: int | None = None) -> TxView:
@@ -55,6 +56,10 @@ class Transactions:
         ordinal = self.chain.blocks.state(txn).tip if tip is None else tip
         height = min(self.chain.blocks.block_at(txn, ordinal).height, HIGHEST) if ordinal else 0
         return TxView(self, txn, height)
+
+    def now(self) -> int:
+        """Return the time of the message that is being applied, in milliseconds since 1970."""
+        return int(time() * 1000) if self.at is None else self.at
 
     def speaks_of(self, txn: Txn, txid: bytes) -> bool:
         """Return whether a transaction has a record, readable or not, or one is about to be made."""
@@ -69,7 +74,7 @@ class TxView:
     """One LMDB transaction's view, at the height of the tip or of the block that is being carried out."""
 
     def __init__(self, transactions: Transactions, txn: Txn, height: int) -> None:
-        self.transactions, self.height = transactions, height
+        self.transactions, self.height, self.now = transactions, height, transactions.now
         self.pool, self.chain, self.rules = transactions.pool, transactions.chain, transactions.rules
         self.ghosts, self.rows = self.pool.ghosts, PoolRows(self.pool, txn)
         self._has_ghosts = self.ghosts.any(txn)  # whether there may be ghosts
@@ -217,7 +222,7 @@ class TxView:
     def make_record(self, tx: TxFound, *, spent: Sequence[OutPoint] | None = None) -> Record:
         """Make a record of a transaction of the chain, with all that the chain still has of it."""
         record, slots = self.counted(tx)
-        record.created_at, record.delete_at = now(), None
+        record.created_at, record.delete_at = self.transactions.now(), None
         spending.settle(record, max(self.height, 1), self.rules.retention)
         inputs = self.chain.inputs(self.txn, tx) if spent is None else spent
         self.enter(tx.txid, record, slots, Body(list(inputs)))
@@ -383,8 +388,3 @@ class TxView:
 def show(outpoint: OutPoint) -> str:
     """Return an outpoint for a person."""
     return f"{outpoint[0].hex()}#{outpoint[1]}"
-
-
-def now() -> int:
-    """Return the time in milliseconds."""
-    return int(time() * 1000)

@@ -18,7 +18,7 @@ from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
 from handlers.eviction import Evictor
 from handlers.reconcile import Repair
 from handlers.states import Status, clear_creating, set_conflicting
-from handlers.transactions import Transactions, TxView, now, show
+from handlers.transactions import Transactions, TxView, show
 from handlers.undoing import Undone, undo_some
 from storage.disk import Txn
 from storage.history.batch import Columns
@@ -292,7 +292,7 @@ class TxBlocks:
             undo_some(view, back, block, undone)
         view.flush()
         if new_ghosts.any():
-            self.pool.ghosts.make(view.txn, back, new_ghosts, *self.chain.outputs_of(view.txn, back), now())
+            self.pool.ghosts.make(view.txn, back, new_ghosts, *self.chain.outputs_of(view.txn, back), view.now())
             view.forget_ghosts()
         return undone
 

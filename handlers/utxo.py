@@ -7,21 +7,17 @@ path. Answers and facts are sent after the commit that makes them true.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Sized
+from collections.abc import Collection, Sized
 from functools import partial
-from itertools import groupby
 from time import monotonic
-from typing import Literal, Protocol, cast
+from typing import Literal
 
 import structlog
-from anyio import CapacityLimiter, Lock, create_task_group, to_thread
-from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from handlers import large_submission, orders
 from handlers.chain import Chain
-from handlers.commit_log import log_commit, log_missing
-from handlers.delivery import Answer, Delivery, Gap, acknowledge, done, refuse, send
+from handlers.delivery import Answer, Delivery, acknowledge, refuse
 from handlers.events import (
     Ack,
     AckStatus,
@@ -30,12 +26,14 @@ from handlers.events import (
     Event,
     Fact,
     GenesisOutputs,
+    Inbound,
     NodeState,
     Rollback,
     TxMessage,
     TxSubmitted,
 )
 from handlers.large_submission import Outline
+from handlers.log_order import LogOrder, is_decided, place, unfinished
 from handlers.new_records import large
 from handlers.orders import Order
 from handlers.pace import Pace
@@ -43,44 +41,18 @@ from handlers.part import refuse_in_shard
 from handlers.points import View
 from handlers.prune_request import Node, World
 from handlers.refusal import Refused, no_room
-from handlers.submission import Large, create_large
+from handlers.replication import Logged
+from handlers.submission import Large
 from storage.errors import StoreFull
+from storage.log_place import LogPlace
 
 log = structlog.get_logger("utxo")
 
-_SHARED_S = 0.1  # the longest time to compose and write a batch while other clients wait
 _LARGE_BYTES = 16 << 20  # of large transactions that may wait; a single one may be larger
 _TIDY_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
 _TIDY_LATEST = 1024  # commits next to large transactions: it would examine each of their outputs
 Work = Literal["apply", "commit", "rollback", "prune", "cleanup"]
 _WORK: dict[AckStatus, Work] = {"applied": "apply", "rolled_back": "rollback"}
-
-
-class Inbox(Protocol):
-    """The queue of messages, in order."""
-
-    async def take(self) -> list[Delivery]:
-        """Wait for messages and return some of them; none once it is closed and empty."""
-
-    def waiting(self) -> list[Delivery]:
-        """Return some of the messages, without waiting."""
-
-    def __len__(self) -> int:
-        """Return how many messages wait."""
-
-    @property
-    def crowded(self) -> bool:
-        """Whether messages of several clients wait."""
-
-
-class Limits(Struct):
-    """When a batch is committed although more messages wait: its size, and the time to compose or write it.
-
-    They may be changed while they are in use.
-    """
-
-    max_bytes: int
-    max_delay_s: float
 
 
 Reply = Answer | Large
@@ -116,6 +88,8 @@ class Turns:
         self._timings: list[tuple[Work, float]] = []
         self._size = 0  # bytes of messages since the last commit
         self._commits = 0
+        self._log_order = LogOrder()
+        self.in_order: Large | None = None  # from a stream: nothing behind it is applied before it is created
 
     @property
     def at_rest(self) -> bool:
@@ -130,7 +104,7 @@ class Turns:
         Returns the messages that were not reached.
         """
         left = self.take(deliveries, began, limit_s)
-        if left or not len(inbox) or self._size >= max_bytes or self.full(began, limit_s):
+        if left or self.in_order is not None or not len(inbox) or self._size >= max_bytes or self.full(began, limit_s):
             return left, self.finish()
         return left, None
 
@@ -141,6 +115,8 @@ class Turns:
                 return deliveries[n:]
             self._size += len(delivery.raw)
             self._apply_one(delivery)
+            if self.in_order is not None:
+                return deliveries[n + 1 :]
         return []
 
     def full(self, began: float, limit_s: float) -> bool:
@@ -149,24 +125,37 @@ class Turns:
 
     def _apply_one(self, delivery: Delivery) -> None:
         answers: list[Reply] | Order
-        seq, began = None, monotonic()
+        event: Inbound | None = None
+        seq, began, logged = None, monotonic(), delivery.logged
         if delivery.refused is not None:
+            self._fail(logged)
             self._waiting.append((delivery, None, [*refuse(delivery, delivery.seq(), delivery.refused)]))
             return
         try:
+            if logged is not None and self._log_order.is_applied(logged, self._reached()):
+                answers = [*acknowledge(delivery, delivery.seq(), "duplicate", self.chain.tip)]
+                self._waiting.append((delivery, None, answers))
+                return
             if len(delivery.raw) >= large_submission.LONG and (large := self._find_large(delivery)) is not None:
                 self._waiting.append((delivery, None, [large]))
                 return
             event = self.chain.decode(delivery.raw, delivery.encoding)
             seq = event.seq
+            if logged is not None and not isinstance(event, Rollback | GenesisOutputs):
+                self.chain.batch.steps.append(partial(self._set_time, logged))
             if isinstance(event, orders.MESSAGES):
                 self._waiting.append((delivery, seq, self._order(delivery, event)))
+                if self.in_order is None:
+                    self._reach(logged)
                 return
             alone = isinstance(event, Rollback | GenesisOutputs)
             if alone:  # these get commits of their own, after the messages before them
                 self.commit()
                 began = monotonic()
+                self._set_time(logged)
             status = self._carry_out(event, delivery)
+            if not alone:
+                self._reach(logged)
             if status in _WORK:
                 self._timings.append((_WORK[status], monotonic() - began))
             answers = [*acknowledge(delivery, seq, status, self.chain.tip)]
@@ -175,8 +164,10 @@ class Turns:
                 return
         except Refused as refused:
             answers = [*refuse(delivery, delivery.seq() if seq is None else seq, refused.refusal)]
+            (self._reach if is_decided(event, refused.refusal) else self._fail)(logged)
         except StoreFull as full:
             answers = [*refuse(delivery, seq, no_room(full))]
+            self._fail(logged)
         self._waiting.append((delivery, seq, answers))
 
     def _find_large(self, delivery: Delivery) -> Large | None:
@@ -209,12 +200,44 @@ class Turns:
         """Queue a large transaction, unless the waiting ones take too much memory."""
         assert self.chain.tx_blocks is not None
         waiting = tuple(self.creating.values())
-        if waiting and sum(waiting) + len(delivery.raw) > _LARGE_BYTES:
+        if delivery.logged is None and waiting and sum(waiting) + len(delivery.raw) > _LARGE_BYTES:
             why = f"{len(waiting)} large transactions are being created: send it again later"
             raise Refused("unavailable", why, retryable=True)
         self.creating[id(delivery)] = len(delivery.raw)
         self.chain.tx_blocks.transactions.on_their_way.add(txid)
-        return Large(delivery, event, txid)
+        large = Large(delivery, event, txid)
+        if delivery.logged is not None:
+            self.in_order = large
+        return large
+
+    def settle(self, large: Large, answers: list[Answer]) -> list[Answer]:
+        """Return the answers to a large transaction of a stream; the next message may follow if it is finished."""
+        delivery, self.in_order = large.delivery, None
+        if (why := unfinished(answers)) is not None:
+            self._fail(delivery.logged)
+            return refuse(delivery, delivery.seq(), why)
+        self._reach(delivery.logged)
+        self.commit()
+        return answers
+
+    def _reached(self) -> LogPlace | None:
+        """Return the place of the last message of a stream that was applied, or waits for its commit."""
+        return self.chain.batch.place or self.chain.view.log_place
+
+    def _set_time(self, logged: Logged | None, _: object = None) -> None:
+        """Let what follows be as old as its message in the stream."""
+        if logged is not None and self.chain.tx_blocks is not None:
+            self.chain.tx_blocks.transactions.at = logged.at
+
+    def _reach(self, logged: Logged | None) -> None:
+        """Store the place of a message of a stream with the next commit."""
+        if logged is not None:
+            self.chain.batch.place = place(logged)
+
+    def _fail(self, logged: Logged | None) -> None:
+        """Apply nothing that is behind a message of a stream until it is sent again."""
+        if logged is not None:
+            self._log_order.fail(logged)
 
     def _carry_out(self, event: object, delivery: Delivery) -> AckStatus:
         chain = self.chain
@@ -226,11 +249,11 @@ class Turns:
                 self._network_height = delivery.sender.network_height
                 return "applied" if chain.apply(event, self._network_height) else "duplicate"
             case Rollback():
-                return "rolled_back" if chain.rollback(event) else "noop"
+                return "rolled_back" if chain.rollback(event, place(delivery.logged)) else "noop"
             case BlockPersisted():
                 return "accepted" if chain.persisted(event) else "duplicate"
             case GenesisOutputs():
-                return "accepted" if chain.seed(event) else "duplicate"
+                return "accepted" if chain.seed(event, place(delivery.logged)) else "duplicate"
             case NodeState():
                 self._node_settled = event.state == "running"
                 self.node = Node(event.state, event.height, chain.tip.height if chain.tip else 0)
@@ -247,7 +270,12 @@ class Turns:
             self.chain.commit()
         except StoreFull as full:
             for delivery, seq, answers in self._waiting:
-                if isinstance(answers, list) and any(_independent(answer) for answer in answers):
+                self._fail(delivery.logged)
+                if (
+                    delivery.logged is None
+                    and isinstance(answers, list)
+                    and any(_independent(answer) for answer in answers)
+                ):
                     self._ready += answers
                 else:
                     self._ready += refuse(delivery, seq, no_room(full))
@@ -309,71 +337,3 @@ class Turns:
 def _independent(answer: Reply) -> bool:
     """Return whether an answer does not depend on the commit: a refusal, or a transaction with commits of its own."""
     return isinstance(answer, Large) or not isinstance(answer.message, Ack)
-
-
-async def follow_chain(
-    inbox: Inbox, turns: Turns, limits: Limits, publish: Callable[[Committed], None], writer: CapacityLimiter
-) -> None:
-    """Keep the store in step with the chain, in the order of the inbox, until that is closed and read empty.
-
-    `publish` receives every commit; `writer` admits one call at a time. While several clients wait, batches are short.
-    Large transactions are created separately, page by page, and the answers behind them wait.
-    """
-
-    def limit_s() -> float:
-        return min(limits.max_delay_s, _SHARED_S) if inbox.crowded else limits.max_delay_s
-
-    async with create_task_group() as group:
-        report = _Reporter(turns, publish, writer, group)
-        while batch := await inbox.take():
-            began, applied = monotonic(), list[Delivery]()
-            while batch or applied:
-                turn = partial(turns.turn, batch, began, limit_s(), limits.max_bytes, inbox)
-                left, committed = await to_thread.run_sync(turn, limiter=writer)
-                applied += batch[: len(batch) - len(left)]
-                if committed is not None:
-                    report(committed, applied)
-                    began, applied = monotonic(), []
-                batch = left or inbox.waiting()
-
-
-class _Reporter:
-    """Reports commits to the log, the senders and the listeners."""
-
-    def __init__(
-        self,
-        turns: Turns,
-        publish: Callable[[Committed], None],
-        writer: CapacityLimiter,
-        group: TaskGroup,
-    ) -> None:
-        self._turns, self._publish = turns, publish
-        self._writer, self._group = writer, group
-        self._one_at_a_time = Lock()  # for large transactions: those that wait keep their space in the inbox
-
-    def __call__(self, committed: Committed, applied: list[Delivery]) -> None:
-        """Report a commit, and release the space of the messages that it applied."""
-        log_commit(committed.facts, committed.view, committed.took_s)
-        log_missing(self._turns.chain.take_missing())
-        later = set[int]()
-        for kind, alike in groupby(committed.answers, type):
-            if kind is Large:
-                for large in cast("Iterable[Large]", alike):
-                    later.add(id(large.delivery))
-                    self._group.start_soon(self._create, large, large.delivery.sender.hold())
-            else:
-                send(cast("Iterable[Answer]", alike))
-        self._publish(committed)
-        done([delivery for delivery in applied if id(delivery) not in later] if later else applied)
-
-    async def _create(self, large: Large, gap: Gap) -> None:
-        """Create a large transaction, one at a time; send its answer and those that waited behind it."""
-        turns, sender = self._turns, large.delivery.sender
-        async with self._one_at_a_time:
-            sender.make_room(len(large.delivery.raw))
-            answers = await create_large(large, turns.chain, self._writer)
-            del turns.creating[id(large.delivery)]
-            # Also if it is refused: others were evicted for it, or an interrupted creation was completed.
-            self._publish(Committed([], [], turns.chain.view, 0.0))
-        gap.fill(answers)
-        sender.settled()

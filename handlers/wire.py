@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, inspect
 
 from handlers import json_shape, spelling
-from handlers.events import BlockApplied, Inbound, Outbound, Output, Tx, TxSubmitted
+from handlers.events import BlockApplied, Event, Inbound, Output, Tx, TxSubmitted
 from handlers.refusal import Refused
 
 Encoding = Literal["json", "frames"]
@@ -88,7 +88,7 @@ def refused(error: Exception, text: str, kind: Callable[[], str]) -> Refused:
     return Refused("malformed", spelling.explain(text, kind) or _shortened(text), broken=_broken(error))
 
 
-def encode(answer: Outbound | Inbound, encoding: Encoding) -> bytes:
+def encode(answer: Event, encoding: Encoding) -> bytes:
     """Return the message with its framing: a length in front, or a newline behind."""
     if encoding == "frames":
         body = _encode_frame(answer)
@@ -96,7 +96,7 @@ def encode(answer: Outbound | Inbound, encoding: Encoding) -> bytes:
     return _encode_json(plain(answer)) + b"\n"
 
 
-def plain(message: Outbound | Inbound) -> Any:
+def plain(message: Event) -> Any:
     """Return a message as plain values, every byte string as hex."""
     return _hex(msgspec.to_builtins(message, builtin_types=(bytes,)))
 

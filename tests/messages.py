@@ -9,9 +9,10 @@ import anyio
 from anyio import CapacityLimiter
 
 from handlers.chain import Chain
+from handlers.consumer import Limits, follow_chain
 from handlers.delivery import Answer, Delivery, send
 from handlers.events import Ack, Error, Inbound
-from handlers.utxo import Committed, Limits, Turns, follow_chain
+from handlers.utxo import Committed, Turns
 from handlers.wire import LENGTH, encode
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from time import time
 from typing import Any, TypeVar
 
 import pytest
@@ -189,8 +190,8 @@ def draft(
     rules: Rules, tx: Tx, height: int, *, mined: Sequence[Mined] = (), created_at: int | None = None, **about: Any
 ) -> Record:
     """Return the record of a transaction that may be in blocks already."""
-    record = new_records.draft(rules, tx, height, **about)
-    record.created_at = record.created_at if created_at is None else created_at
+    at = int(time() * 1000) if created_at is None else created_at
+    record = new_records.draft(rules, tx, height, at=at, **about)
     if mined:
         record.born = record.unmined_since = None
         record.block_ids = record.main_ids = tuple(at.block_id for at in mined)

@@ -362,7 +362,10 @@ def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, l
     """A large submission is stored in several commits, also between the arrival of a block and its commit."""
     paid = tx("paid", PAY, PAY, spends=[at("fund")], raw=b"raw")
     creation = Creation(
-        local.real, TxSubmitted(tx=paid), new_records.draft(local.real.rules, paid, HEIGHT), created=lambda *_: None
+        local.real,
+        TxSubmitted(tx=paid),
+        new_records.draft(local.real.rules, paid, HEIGHT, at=1),
+        created=lambda *_: None,
     )
     steps: list[Callable[[TxView], None]] = [
         creation.begin,

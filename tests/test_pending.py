@@ -34,7 +34,7 @@ from handlers.events import (
 )
 from handlers.new_records import size_of
 from handlers.spending import Rules
-from handlers.transactions import TxView
+from handlers.transactions import Transactions, TxView
 from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Turns
 from storage.blobs import Files
@@ -209,12 +209,12 @@ def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytes
         old, real = pay("old", outs=30), pool.tx_blocks.transactions
 
         def make(view: TxView) -> None:
-            record = new_records.draft(real.rules, old, 0)
+            record = new_records.draft(real.rules, old, 0, at=1)
             for number in range(record.pages + 1):
                 new_records.put_page(view, old, record, number, creating=True)
             new_records.finish(view, old.txid)
 
-        monkeypatch.setattr("handlers.new_records.now", lambda: int((time() - 200) * 1000))
+        monkeypatch.setattr(Transactions, "now", lambda _: int((time() - 200) * 1000))
         pool.chain.write_alone(make)
         children = [pay(f"child {n}", at("old", n)) for n in range(0, 30, 5)]
         accepted(pool.submit(*children), *[0] * len(children))

@@ -20,7 +20,8 @@ from scenarios import block, chain, digest, point
 from config.settings import Config
 from daemon.app import make_hub
 from daemon.bus import Bus
-from daemon.connection import Connection, Hub
+from daemon.connection import Connection
+from daemon.hub import Hub
 from handlers.delivery import acknowledge, done, refuse, send
 from handlers.events import ChainMessage, TxMessage
 from handlers.refusal import Refused

@@ -63,7 +63,7 @@ def prepare(folder: Path) -> None:
 
 def make_large(view: TxView, local: LocalStore) -> None:
     large, view.height = pay("large", at("elsewhere"), outs=7), 3
-    record = new_records.draft(local.transactions.rules, large, 1)
+    record = new_records.draft(local.transactions.rules, large, 1, at=1)
     for number in range(record.pages + 1):
         new_records.put_page(view, large, record, number)
     states.set_conflicting(view, large.txid, on=True)

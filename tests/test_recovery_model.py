@@ -27,7 +27,7 @@ from config.kinds import Secret
 from config.settings import Config, Recovery, Transactions
 from config.store import Storage, Utxo
 from daemon.bus import Bus
-from daemon.connection import Hub
+from daemon.hub import Hub
 from daemon.recovery import open_storage, recover_along
 from daemon.store import folder, open_chain
 from handlers.events import Welcome

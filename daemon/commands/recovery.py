@@ -151,6 +151,8 @@ def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
 
     The daemon removes them and their descendants from its pool, and releases their claims.
     """
+    if context.obj.config.cluster.stream is not None:
+        raise Exit("this daemon is a replica, and discarding would change it alone: send TxWithdrawn", FAILED)
     changed = _with(context.obj.config, lambda storage: storage.discard(txids, reason), readonly=False)
     _report_each(txids, changed, "deleted", "is already final, or not known")
 

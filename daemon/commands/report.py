@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from daemon.readers import OldReader
-from handlers.answers import ChangeLogStatus, HistoryStatus, MmrRoot, TipAnswer
+from handlers.answers import ChangeLogStatus, HistoryStatus, MmrRoot, StreamStatus, TipAnswer
 from handlers.prune_report import PrunerJob
 from handlers.readiness import Readiness
 
@@ -84,6 +84,7 @@ class StoreReport(Struct, frozen=True, kw_only=True):
     blobs: int | None  # None where they are not counted: in a bucket, or without transactions
     pruner_job: PrunerJob | None  # the latest
     change_log: ChangeLogStatus
+    stream: StreamStatus | None  # None unless one is followed
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -147,6 +148,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ("persisted", "–" if store.persisted_height is None else f"height {store.persisted_height:,}"),
         ("store", f"{store.folder}: {sizes}"),
         ("change log", _log(store.change_log)),
+        *([("stream", _stream(store.stream))] if store.stream else []),
         *([("oldest reader", _reader(daemon.oldest_reader))] if daemon.oldest_reader else []),
         ("indexes", ", ".join(store.indexes) or "–"),
         *([("history", _history(store.history))] if store.history else []),
@@ -161,6 +163,11 @@ def _point(point: TipAnswer | None) -> str:
 def _log(log: ChangeLogStatus) -> str:
     kept = f"sequences {log.oldest:,} to {log.newest:,}" if log.newest >= log.oldest else "empty"
     return f"{kept}, {_size(log.bytes)}"
+
+
+def _stream(stream: StreamStatus) -> str:
+    end = "" if stream.end is None else f" of {stream.end:,}, {counted(stream.behind, 'message')} behind"
+    return f"{stream.name}: applied up to message {stream.sequence:,}{end}"
 
 
 def _history(index: HistoryStatus) -> str:

@@ -19,16 +19,18 @@ from daemon.metrics import Numbers, daemon_numbers
 from daemon.metrics import folder as metrics_folder
 from daemon.recovery import enabled
 from daemon.store import folder, limited, open_query, store_id, windows
-from handlers.answers import change_log_status, table_rows, to_tip
+from handlers.answers import StreamStatus, change_log_status, stream_status, table_rows, to_tip
 from handlers.events import Hello, Welcome
 from handlers.proofs import mmr_root
 from handlers.prune_report import PrunerJob, pruner_jobs
+from handlers.query import Snapshot
 from handlers.readiness import blocks_behind, readiness
 from handlers.script_history import history_status
 from storage.blobs import Files, open_blobs
 from storage.change_log import LogStore
 from storage.errors import BlobFailed
 from storage.history.shard import chain_of
+from storage.log_place import read_log_place
 from storage.pool import Pool
 
 _PATIENCE_S = 2.0
@@ -157,7 +159,15 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             blobs=blobs,
             pruner_job=next(iter(pruner_jobs(store.disk, shot.txn, 1)), None),
             change_log=change_log_status(LogStore(store.disk), shot.txn),
+            stream=_stream(config, shot, numbers),
         )
+
+
+def _stream(config: Config, shot: Snapshot, numbers: Numbers | None) -> StreamStatus | None:
+    """Return how far a replica is; None if no stream is followed."""
+    if config.cluster.stream is None:
+        return None
+    return stream_status(read_log_place(shot.txn, shot.store.meta), None if numbers is None else numbers.stream_end)
 
 
 def _blobs(config: Config) -> int | None:

@@ -36,6 +36,7 @@ class DaemonLink:
         self.connected = False
         self.network_height: int | None = None
         self.feeder_away_s: float | None = None
+        self.stream_end: int | None = None
         self.last_block_at: float | None = None  # monotonic
 
     def seconds_since_last_block(self) -> float | None:
@@ -76,6 +77,7 @@ class DaemonLink:
                 self.connected = True
                 self.network_height = received.network_tip_height
                 self.feeder_away_s = received.feeder_away_s
+                self.stream_end = received.stream_end
                 if received.seconds_since_last_block is not None:
                     self.last_block_at = time.monotonic() - received.seconds_since_last_block
             case BlockCommitted():

@@ -56,6 +56,9 @@ _GAUGES = {  # state of the daemon
     "inbox_bytes": ("inbox_bytes", "Bytes of messages that are queued or being applied."),
     "unread_bytes": ("unread_bytes", "Bytes of answers and facts that clients have not read yet."),
     "connections": ("connections", "Connected clients."),
+    "stream_sequence": ("stream_sequence", "Sequence of the last message of the stream that was applied."),
+    "stream_end": ("stream_end_sequence", "Sequence of the last message of the stream."),
+    "submissions_waiting": ("submissions_waiting", "Messages of clients that wait for their place in the stream."),
 }
 _TIMINGS: dict[Work, tuple[str, str]] = {  # work of the daemon's writer
     "apply": ("apply_seconds", "Time to decode and apply one block on the writer's thread."),

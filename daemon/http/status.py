@@ -12,11 +12,21 @@ from starlette.responses import Response
 from daemon import PROTOCOL, VERSION
 from daemon.http.daemon_link import DaemonLink
 from daemon.http.reply import answer
-from handlers.answers import ChainStatus, Status, StorageStatus, UtxoStatus, change_log_status, table_rows, to_tip
+from handlers.answers import (
+    ChainStatus,
+    Status,
+    StorageStatus,
+    UtxoStatus,
+    change_log_status,
+    stream_status,
+    table_rows,
+    to_tip,
+)
 from handlers.proofs import mmr_root
 from handlers.query import Query, Snapshot
 from handlers.script_history import history_status
 from storage.change_log import LogStore
+from storage.log_place import read_log_place
 from storage.windows import Windows
 
 _encode = msgspec.json.Encoder().encode
@@ -71,4 +81,5 @@ class StatusRoute:
             ),
             storage=StorageStatus(bytes_used=store.disk.used(), map_size=store.disk.map_size()),
             change_log=change_log_status(LogStore(store.disk), shot.txn),
+            stream=stream_status(read_log_place(shot.txn, store.meta), self.daemon_link.stream_end),
         )

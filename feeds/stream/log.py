@@ -7,33 +7,35 @@ a message may be is published in parts, in consecutive messages; only the last p
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from copy import copy
 from typing import TypeVar
 
 import anyio
 from msgspec import Struct
-from nats.js.api import RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import NotFoundError
 
 from feeds.errors import FeedError
 from feeds.stream.connection import TROUBLE, Connection, Lost, describe
 from feeds.stream.order import Order
 from feeds.stream.pull import pulling
+from feeds.stream.tips import point_of
 from handlers.events import ChainName, Point
 
 KIND, TIP, PART, NETWORK = "Utxod-Event", "Utxod-Tip", "Utxod-Part", "Utxod-Network-Height"
 SOURCE = "Utxod-Source"  # see `Entry.source`
+ORIGIN, SUBMISSION = "Utxod-Origin", "Utxod-Submission"  # see `feeds.stream.submissions`
+PAYLOAD_HEADERS = 4096  # bytes of a message that are kept for headers
 MOVES = frozenset({"BlockApplied", "Rollback"})  # the events that move the tip
-_ORIGIN = "origin"
 _DEEPEST = 5_000  # blocks: how far heights may be out of order in a stream, because of rollbacks
 _IDLE_S = 0.5  # without a new message, until the end of the stream is compared
 _AGAIN_S = 0.2  # after the first trouble; twice as long after each that follows
 _AGAIN_AT_MOST_S = 2.0
 _IGNORED = 1_000  # messages that do not count at most, one after the other: more than a feeder has in flight
 T = TypeVar("T")
-_Message = tuple[int, dict[str, str], bytes]  # sequence, headers, body
+_Message = tuple[int, dict[str, str], bytes, int]  # sequence, headers, body, time
 
 
 class Entry(Struct, frozen=True):
@@ -45,6 +47,9 @@ class Entry(Struct, frozen=True):
     tip: Point | None  # of the chain after this event
     network_height: int | None
     source: int | None = None  # in the stream of a shard: the sequence of the event in the stream of the chain
+    origin: str = ""  # of a submission: the name that its daemon gave it
+    submission: int = 0  # the last one that was taken from the stream of submissions
+    at: int = 0  # milliseconds since 1970: when the stream received it
 
 
 class Log:
@@ -56,7 +61,23 @@ class Log:
         self.metadata: dict[str, str] | None = None  # of the stream, if it is created
         self.publisher = "start a feed with --stream"
         self.connection = connection
-        self._notice = notice
+        self.notice = notice
+
+    def submissions(self) -> Log:
+        """Return the stream of submissions, which wait there for their places in this one."""
+        other = copy(self)
+        other.name, other.subject = f"{self.name}_SUBMISSIONS", f"{self.subject}.submissions"
+        return other
+
+    async def identity(self) -> str:
+        """Return the identity of this stream: another one of the same name has another.
+
+        Raises:
+            FeedError: there is no such stream.
+            TROUBLE: as `ends`.
+        """
+        created = (await self._info()).created
+        return f"{self.name}@{created.isoformat() if created is not None else ''}"
 
     async def create(self, replicas: int) -> None:
         """Create the stream unless it exists."""
@@ -76,7 +97,7 @@ class Log:
                 await api.add_stream(config)
                 return
         if stored_on < replicas:
-            self._notice(f"stream {self.name} exists, and is stored on {stored_on} of the {replicas} servers required")
+            self.notice(f"stream {self.name} exists, and is stored on {stored_on} of the {replicas} servers required")
 
     async def ends(self) -> tuple[int, int]:
         """Return the sequences of the first and the last message; the last one is 0 in a new stream.
@@ -87,12 +108,15 @@ class Log:
             FeedError: there is no such stream.
             TROUBLE: no server leads it at the moment, or this one cannot be reached.
         """
+        state = (await self._info()).state
+        return state.first_seq, state.last_seq
+
+    async def _info(self) -> StreamInfo:
         try:
             async with self.connection.api() as api:
-                state = (await api.stream_info(self.name)).state
+                return await api.stream_info(self.name)
         except NotFoundError:
             raise FeedError(f"there is no stream {self.name}: {self.publisher} first") from None
-        return state.first_seq, state.last_seq
 
     async def after(self, tip: Point | None) -> int:
         """Return the sequence after the event that led to a tip; it is searched by height, then in the whole stream.
@@ -143,7 +167,7 @@ class Log:
         """
         before = max(1, begin if order else begin - 1)
         order = order or Order()
-        async with aclosing(self._messages(before, begin, end, headers_only)) as messages:
+        async with aclosing(self.messages(before, begin, end, headers_only=headers_only)) as messages:
             async for entry in _whole(messages, order):
                 if entry.sequence >= begin:
                     yield entry
@@ -159,20 +183,21 @@ class Log:
                 tries += 1
 
     async def _pause(self, error: BaseException, tries: int) -> None:
-        self._notice(f"stream {self.name}: {describe(error)}; trying again")
+        self.notice(f"stream {self.name}: {describe(error)}; trying again")
         await self.connection.give_up()
         await anyio.sleep(min(_AGAIN_S * 2**tries, _AGAIN_AT_MOST_S))
 
-    async def _messages(
-        self, begin: int, needed: int, end: int | None, headers_only: bool
+    async def messages(
+        self, begin: int, needed: int, end: int | None = None, *, headers_only: bool = False
     ) -> AsyncGenerator[_Message, None]:
+        """Yield messages, parts of events among them, as `entries` does; those from `needed` on must exist."""
         next_, tries = begin, 0
         while end is None or next_ <= end:
             try:
                 async with aclosing(self._session(next_, needed, end, headers_only)) as session:
-                    async for sequence, headers, body in session:
-                        next_, tries = sequence + 1, 0
-                        yield sequence, headers, body
+                    async for message in session:
+                        next_, tries = message[0] + 1, 0
+                        yield message
             except TROUBLE as error:
                 if end is not None:
                     raise
@@ -206,7 +231,8 @@ class Log:
                     first, _ = await self.ends()
                     self._existing(next_, needed, first)
                 next_ = sequence + 1
-                yield sequence, message.headers or {}, message.data
+                at = int(message.metadata.timestamp.timestamp() * 1000)
+                yield sequence, message.headers or {}, message.data, at
 
     def _existing(self, next_: int, needed: int, first: int) -> int:
         """Return the sequence of the next message that exists."""
@@ -221,7 +247,7 @@ async def _whole(messages: AsyncIterator[_Message], order: Order) -> AsyncIterat
     parts: list[bytes] = []
     expected = 1  # the number of the next part
     ignored = 0
-    async for sequence, headers, body in messages:
+    async for sequence, headers, body, at in messages:
         ignored = 0 if order.follows(sequence, headers) else ignored + 1
         if ignored > _IGNORED:
             raise FeedError(f"the messages of the stream up to {sequence} do not follow those read before")
@@ -239,9 +265,12 @@ async def _whole(messages: AsyncIterator[_Message], order: Order) -> AsyncIterat
                 sequence,
                 headers[KIND],
                 parts[0] if count == 1 else b"".join(parts),
-                _point(headers[TIP]),
+                point_of(headers[TIP]),
                 int(headers[NETWORK]) if NETWORK in headers else None,
                 int(headers[SOURCE]) if SOURCE in headers else None,
+                headers.get(ORIGIN, ""),
+                int(headers.get(SUBMISSION, 0)),
+                at,
             )
             parts, expected = [], 1
 
@@ -264,15 +293,3 @@ async def opened(
         yield make(connection, chain, notice)
     finally:
         await connection.drop()
-
-
-def header_of(tip: Point | None) -> str:
-    """Return the header for a tip."""
-    return _ORIGIN if tip is None else json.dumps([tip.height, tip.slot, tip.hash.hex()])
-
-
-def _point(header: str) -> Point | None:
-    if header == _ORIGIN:
-        return None
-    height, slot, block_hash = json.loads(header)
-    return Point(height, slot, bytes.fromhex(block_hash))

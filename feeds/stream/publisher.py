@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
 from types import MappingProxyType
 
 import anyio
+from anyio import CancelScope
 from msgspec import Struct
 from msgspec.structs import replace
 from nats.js.api import Header
@@ -21,8 +22,20 @@ from feeds.errors import FeedError
 from feeds.stream.answers import Answers, Refused
 from feeds.stream.connection import TROUBLE, describe
 from feeds.stream.lease import Interrupted, Lease, unwrapped
-from feeds.stream.log import KIND, NETWORK, PART, TIP, Entry, Log, header_of, opened
+from feeds.stream.log import (
+    KIND,
+    NETWORK,
+    ORIGIN,
+    PART,
+    PAYLOAD_HEADERS,
+    SUBMISSION,
+    TIP,
+    Entry,
+    Log,
+)
 from feeds.stream.order import AFTER, BEGINNING, ID, Order, id_of
+from feeds.stream.submissions import create, taking
+from feeds.stream.tips import header_of
 from handlers.events import BlockApplied, ChainName, Hello, Inbound, Point, Rollback, Welcome
 from handlers.wire import LENGTH, encode
 
@@ -30,9 +43,6 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 KEPT = 5_000  # points at the end of the stream that a rollback, or a source, may refer to
 _IN_FLIGHT = 128  # messages
 _STORED_S = 3.0  # for the oldest message in flight
-_PAYLOAD_HEADERS = 4096  # bytes of a message that are kept for headers
-_AGAIN_S = 0.5
-_LEAVE_S = 2.0
 
 
 class _Sent(Struct):
@@ -63,6 +73,7 @@ class Publisher:
         self._acknowledged = acknowledged
         self.published = 0  # messages
         self._lease = lease
+        self._taken = 0  # the last submission that was given a place
         self._tips: deque[Point | None] = deque()  # of the last events that move the tip; None is the origin
         self._sequence = 0  # of the last message sent
         self._last = BEGINNING  # the id of the last message sent that counts
@@ -82,11 +93,13 @@ class Publisher:
         try:
             await self._log.create(self._replicas)
             if self._lease is not None:
+                await create(self._log.submissions(), self._replicas)
+            if self._lease is not None:
                 await self._lease.take(self._replicas)
             first, self._sequence = await self._log.ends()
             await self._read_end(max(first, self._sequence - KEPT))
             client = await self._log.connection.client()
-            self._longest = client.max_payload - _PAYLOAD_HEADERS
+            self._longest = client.max_payload - PAYLOAD_HEADERS
             self._answers = Answers(client)
             await self._answers.open()
         except TROUBLE as error:
@@ -114,6 +127,7 @@ class Publisher:
 
     def _seen(self, entry: Entry) -> None:
         self._move(entry.kind, entry.tip)
+        self._taken = entry.submission or self._taken
 
     async def feed(self, messages: AsyncIterable[Inbound]) -> None:
         """Publish every message and wait until all are stored.
@@ -129,15 +143,28 @@ class Publisher:
                 if self._lease is not None:
                     both.start_soon(self._lease.renew)
                 both.start_soon(self._settle)
+                giving = CancelScope()
+                if self._lease is not None:
+                    both.start_soon(self._give_places, giving)
                 async for message in messages:
                     if isinstance(message, Hello):
                         if message.network_tip is not None:
                             self._network_height = message.network_tip.height
                     else:
                         await self._publish(message)
+                giving.cancel()
                 while self._window:
                     await self._wait()
                 both.cancel_scope.cancel()
+
+    async def _give_places(self, scope: CancelScope) -> None:
+        """Publish submissions as they come, in the order of their stream, until cancelled."""
+        with scope:
+            async for taken in taking(self._log.submissions(), self._taken + 1):
+                async with self._turn:
+                    self._taken = taken.sequence
+                    headers = self._headers(taken.kind, self._tips[-1])
+                    await self._send_parts(taken.raw, headers, None, {ORIGIN: taken.origin})
 
     async def leave(self) -> None:
         """Release the lease."""
@@ -165,10 +192,15 @@ class Publisher:
                 tip = self._target(message)
                 height = None if tip is None else tip.height
         self._move(kind, tip)
+        return self._headers(kind, tip), height
+
+    def _headers(self, kind: str, tip: Point | None) -> dict[str, str]:
         headers = {KIND: kind, TIP: header_of(tip)}
         if self._network_height is not None:
             headers[NETWORK] = str(self._network_height)
-        return headers, height
+        if self._taken:
+            headers[SUBMISSION] = str(self._taken)
+        return headers
 
     async def _send_parts(
         self, raw: bytes, headers: dict[str, str], height: int | None, more: Mapping[str, str]
@@ -245,39 +277,3 @@ class Publisher:
                 self._tips.pop()
         if kind == "BlockApplied" or (kind == "Rollback" and not self._tips):
             self._tips.append(tip)
-
-
-async def publish(
-    feed: Callable[[Publisher], Awaitable[None]],
-    url: str,
-    chain: ChainName,
-    *,
-    replicas: int,
-    network_height: int | None,
-    window_bytes: int,
-    patience_s: float,
-    notice: Callable[[str], None],
-    acknowledged: Callable[[str, int | None], None],
-) -> None:
-    """Run a feed on the servers of a stream; after an interruption it restarts from the end of the stream.
-
-    Raises:
-        FeedError: a message cannot be published, or no server answered for too long.
-    """
-    async with opened(url, chain, notice) as log:
-        lease = Lease(log.connection, log.subject.removeprefix("utxod."), notice)
-        publisher = Publisher(log, chain, replicas, network_height, window_bytes, lease, acknowledged)
-        try:
-            while True:
-                try:
-                    await feed(publisher)
-                    return
-                except Interrupted as error:
-                    if anyio.current_time() - log.connection.answered > patience_s:
-                        raise FeedError(str(error)) from error
-                    notice(f"{error}; reading the end of the stream again")
-                    await log.connection.give_up()
-                    await anyio.sleep(_AGAIN_S)
-        finally:
-            with anyio.move_on_after(_LEAVE_S, shield=True):
-                await publisher.leave()

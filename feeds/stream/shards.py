@@ -12,8 +12,9 @@ from msgspec.structs import astuple
 from feeds.errors import FeedError
 from feeds.stream.connection import Connection
 from feeds.stream.lease import Lease
-from feeds.stream.log import KIND, MOVES, NETWORK, SOURCE, TIP, Entry, Log, header_of
+from feeds.stream.log import KIND, MOVES, NETWORK, SOURCE, TIP, Entry, Log
 from feeds.stream.publisher import KEPT, Publisher
+from feeds.stream.tips import header_of
 from formats.shards import Shard
 from handlers.events import ChainName, Inbound, Point
 

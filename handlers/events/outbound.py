@@ -96,6 +96,10 @@ class Welcome(Event, frozen=True, kw_only=True):
         str | None, about("Identifier of the store. A store that is created again has another one.")
     ] = None
     newest_sequence: Annotated[int | None, about("Sequence of the last fact that was sent to subscribers.")] = None
+    stream_sequence: Annotated[
+        int | None, about("Sequence of the last applied message of the stream; null unless the daemon follows one.")
+    ] = None
+    stream_end: Annotated[int | None, about("Sequence of the last message of the stream, if it is known.")] = None
     seq: Annotated[int | None, about("`seq` of the `Hello` message.")] = None
 
 

@@ -40,13 +40,14 @@ from storage.history.mmr import BIT_NODE, NODE, THIN_AT
 from storage.history.mmr_nodes import unpack
 from storage.history.output_keys import RULES
 from storage.history.view import View
+from storage.log_place import LOG_PLACE
 from storage.rows import check_row
 
 KINDS = ("txid", "block", "spender", *RULES, touches.KIND)
 LARGEST = 1 << 62  # no number of an output is larger
 _RUNS = b"runs:"
 # Rows of utxo_meta, next to the format, the state and the lists of runs.
-_SINGLE = {b"chain", INDEXES, b"genesis", b"home", b"records_stale", b"store", THIN_AT, touches.FROM}
+_SINGLE = {b"chain", INDEXES, b"genesis", b"home", LOG_PLACE, b"records_stale", b"store", THIN_AT, touches.FROM}
 _KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8, NODE: 8, BIT_NODE: 8}
 _NUMBER = Packed(">Q")
 _read_block = msgspec.msgpack.Decoder(Block).decode

@@ -18,6 +18,7 @@ from pruning import run_through
 from stores import ALL_TABLES, OnDisk, open_store, write
 
 from handlers.change_log import ChangeLog
+from handlers.consumer import Limits, follow_chain
 from handlers.creation import release
 from handlers.deletion import Deletion
 from handlers.events import Ack, BlockApplied, Error, Fact, Inbound, OutPoint, Rollback, RollbackPoint, Tx
@@ -29,7 +30,7 @@ from handlers.spending import Rules, TxFault
 from handlers.transactions import Held, TxView
 from handlers.tx_blocks import TxBlocks
 from handlers.tx_query import Slot, Transaction, TxQuery
-from handlers.utxo import Committed, Limits, Turns, follow_chain
+from handlers.utxo import Committed, Turns
 from handlers.waiting import Order, Status, Waiting, WaitingList
 from storage.change_log import Retention
 from storage.disk import Disk
@@ -89,7 +90,7 @@ class InProcess:
 
     @contextmanager
     def clock(self, time_ms: int) -> Iterator[None]:
-        with patch("handlers.new_records.now", lambda: time_ms):
+        with patch("handlers.transactions.Transactions.now", lambda _: time_ms):
             yield
 
     # --- messages ------------------------------------------------------------------------------------------------
