@@ -87,7 +87,8 @@ def converse(made: Chain, blockfrost: str, command: list[Any], cwd: Path | None 
             words.append(word)
             if word == "address":
                 funded += 1
-                made.grow(Tx(funded.to_bytes(32, "big"), [], [Output(CODEC.read(rest), 50_000_000) for _ in range(4)]))
+                outputs = [Output(CODEC.read(rest), 50_000_000) for _ in range(4)]
+                made.grow(Tx(funded.to_bytes(32, "big"), [], outputs, fee=0))
             elif word == "submitted":
                 assert httpx.get(f"{blockfrost}/v0/mempool").json() == [{"tx_hash": rest}]
                 made.mine(rest)
