@@ -41,6 +41,7 @@ class Chain:
             time=PREVIEW.time(slot),
             epoch=PREVIEW.epoch(slot),
             era="conway",
+            size=300,
             txs=list(txs),
         )
         feed(self.api, self.tip)
