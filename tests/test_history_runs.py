@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -60,6 +61,29 @@ def test_values_with_few_records_are_joined(monkeypatch: pytest.MonkeyPatch, tmp
         with disk.read() as txn:
             kept = np.arange(0, 40, 4)
             assert len(values.missing(txn, kept)) == 0
+
+
+def test_values_over_a_wide_range_of_numbers_are_thinned_in_little_memory(tmp_path: Path) -> None:
+    chain = 40_000_000  # numbers: as many bits are 5 MB
+    records, live = np.zeros(4_000, TX_RECORD), Bits()
+    records["number"] = np.arange(4_000) * (chain // 4_000)
+    live.set(records["number"][::4])
+    with Disk(tmp_path, TABLES, map_size=1 << 24, durable=False) as disk:
+        values = Values(disk.tables[TX], TX_RECORD, heap=False)
+        disk.write(lambda txn: values.append(txn, records))
+        tracemalloc.start()
+        dropped = disk.write(lambda txn: values.thin(txn, chain, 40, live, lambda some: live.has(some["number"])))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert 2_000 < dropped <= 3_000  # those of the last value may stay
+    assert peak < 2 << 20
+
+
+def test_bits_of_a_range_are_counted() -> None:
+    live, random = Bits(), np.random.default_rng(5)
+    live.set(np.unique(random.integers(0, 5_000, 2_000)))
+    for low, high in np.sort(random.integers(0, 9_000, (200, 2))).tolist():
+        assert live.count_within(low, high) == int(live.within(low, high).sum())
 
 
 def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -48,6 +48,12 @@ class Bits:
         """Return how many are set."""
         return int(np.bitwise_count(self._bytes).sum(dtype=np.int64))
 
+    def count_within(self, low: int, high: int) -> int:
+        """Return how many of a short range are set."""
+        self._reach(high)
+        some = int.from_bytes(self._bytes[low >> 3 : -(-high // 8)].tobytes(), "little") >> (low & 7)
+        return (some & (1 << high - low) - 1).bit_count()
+
     def within(self, low: int, high: int) -> Flags:
         """Return the flags of a range."""
         self._reach(high)

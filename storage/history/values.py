@@ -7,6 +7,7 @@ A value is a table of records and a heap of bytes. The writer keeps the keys in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from struct import Struct
 
 import numpy as np
@@ -20,6 +21,7 @@ from storage.history.layout import HEAD_BYTES, VALUE_BYTES, Flags, Numbers, Reco
 
 Keep = Callable[[Records], Flags]
 KEY = Struct(">Q")
+_WIDE = 1 << 16  # numbers of a value: a hundred times as many as it has records
 
 
 class Values:
@@ -149,7 +151,7 @@ class Values:
         """Examine some values in turn, and rewrite those with more than half to drop; return how many were dropped.
 
         Values of which little is left are joined with their neighbour. Only records below a number are examined, and
-        a value is not read if at least half of its numbers are live.
+        a value is not read if at least half of its numbers are live. In a wide range few can be: they are not counted.
         """
         end = int(np.searchsorted(self.firsts, below, "left")) - 1  # the last one may continue above
         at = int(np.searchsorted(self.firsts, self._swept, "left"))
@@ -157,11 +159,13 @@ class Values:
         if at >= stop:  # also where there is nothing
             self._swept = 0
             return 0
-        bounds = self.firsts[at : stop + 1]
-        lives = np.add.reduceat(live.within(int(bounds[0]), int(bounds[-1])), bounds[:-1] - bounds[0], dtype=np.int64)
-        self._swept = int(bounds[-1]) if stop < end else 0  # a block later the end is another one
-        doubtful = at + np.flatnonzero(2 * lives < np.diff(bounds))
-        read = {n: self._get(txn, n) for n in doubtful.tolist()}
+        bounds = self.firsts[at : stop + 1].tolist()
+        self._swept = bounds[-1] if stop < end else 0  # a block later the end is another one
+        read = {
+            n: self._get(txn, n)
+            for n, (low, high) in enumerate(pairwise(bounds), at)
+            if high - low > _WIDE or 2 * live.count_within(low, high) < high - low
+        }
         if not read:
             return 0
         kept = keep(joined((records for records, _ in read.values()), self.record))
