@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from time import monotonic, thread_time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,13 +18,25 @@ from anyio.abc import TaskGroup
 from structlog.testing import capture_logs
 
 from config.settings import Config
+from daemon.wallets.backend import Backend, Touched
+from daemon.wallets.electrum import jsonrpc
 from daemon.wallets.electrum.budget import Metered
+from daemon.wallets.electrum.calls import answer_line
+from daemon.wallets.electrum.methods import METHODS
 from daemon.wallets.electrum.server import Server
 from daemon.wallets.electrum.session import Session
+from daemon.wallets.errors import RpcFault
+from storage.errors import StoreError
 
 pytestmark = pytest.mark.anyio
 PINGS = 10_000  # the most that a list may have; they take several turns on any machine
 NEWS = b'{"method":"news"}\n'
+
+
+@pytest.fixture
+def backend() -> Backend:
+    config = SimpleNamespace(transactions=SimpleNamespace(enabled=False))
+    return Backend(cast(Any, config), cast(Any, None), cast(Any, None))
 
 
 class Client(asyncio.Transport):
@@ -178,6 +192,149 @@ async def test_a_client_that_has_used_its_time_is_answered_later() -> None:
     assert len(client.messages()) == 1
     while len(client.messages()) == 1:
         await anyio.lowlevel.checkpoint()
+
+
+async def test_a_client_that_has_used_its_time_waits_for_each_result_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, debt = list[float](), 0.1
+
+    async def long() -> str:
+        began.append(monotonic())
+        return "done"
+
+    monkeypatch.setitem(METHODS, "long", (lambda *_: partial(long), 0, 0))
+    async with anyio.create_task_group() as tasks:
+        session, client = connected(tasks)
+        session._budget.spend(5.0 + debt / 4)
+        since = monotonic()
+        session.data_received(b'[{"id":1,"method":"long"},{"id":2,"method":"server.ping"}]\n')
+    assert began[0] - since >= debt * 0.9 and len(client.messages()[0]) == 2
+
+
+async def test_a_client_that_has_used_its_time_is_not_answered_sooner_because_it_reads_late() -> None:
+    session, client = connected()
+    session._budget.spend(5.1)
+    client.reads = False
+    session.pause_writing()
+    session.data_received(pings(10))
+    session.resume_writing()
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+    assert client.received.count(b'"id"') == 1, "it was answered before its time came back"
+    while not client.received.endswith(b"\n"):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_notifications_are_sent_between_the_requests_of_a_client_that_has_used_its_time() -> None:
+    session, client = connected()
+    session._budget.spend(6)
+    session.data_received(b'{"id":1,"method":"server.ping"}\n')
+    session.notify(NEWS)
+    assert client.messages()[1:] == [json.loads(NEWS)]
+    session.connection_lost(None)
+
+
+async def test_others_get_turns_during_blank_lines() -> None:
+    session, _ = connected()
+    session._turn_at = 0.0
+    assert list(answer_line(session, b" ")) == [None]
+    session._turn_at = monotonic() + 60
+    assert not list(answer_line(session, b" "))
+
+
+@pytest.mark.parametrize("number", ["[" * 900 + "]" * 900, "{}"])
+async def test_an_id_that_is_a_list_or_an_object_is_refused(number: str) -> None:
+    session, client = connected()
+    session.data_received(b'{"id":%b,"method":"server.ping"}\n' % number.encode())
+    (answer,) = client.messages()
+    assert answer["error"] == {"code": -32600, "message": "an id is a number, a string or null"}
+    assert answer["id"] is None
+
+
+async def test_a_failure_of_one_session_disconnects_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> str:
+        raise ValueError("torn")
+
+    def refuse(*_: object) -> bytes:
+        raise RecursionError
+
+    monkeypatch.setitem(METHODS, "long", (lambda *_: partial(fail), 0, 0))
+    monkeypatch.setattr(jsonrpc, "error", refuse)
+    async with anyio.create_task_group() as tasks:
+        session, client = connected(tasks)
+        with capture_logs() as logs:
+            session.data_received(b'{"id":1,"method":"long"}\n')
+            while not client.ended:
+                await anyio.lowlevel.checkpoint()
+    assert client.ended == ["aborted"] and logs[-1]["reason"] == "the session failed"
+
+
+async def test_only_one_prefetch_of_a_session_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, end = list[object](), anyio.Event()
+
+    async def prefetch(*arguments: object) -> None:
+        running.append(arguments[-1])
+        await end.wait()
+        raise ValueError("torn")
+
+    monkeypatch.setattr("daemon.wallets.electrum.transactions.prefetch", prefetch)
+    async with anyio.create_task_group() as tasks:
+        session, _ = connected(tasks)
+        cast(Any, session.server).upstream = None
+        cast(Any, session).ahead = SimpleNamespace(expected=lambda: {b"txid": 1})
+        for _ in range(3):
+            session.data_received(NEWS)
+            await anyio.wait_all_tasks_blocked()
+        assert len(running) == 1
+        with capture_logs() as logs:
+            end.set()
+            await anyio.wait_all_tasks_blocked()
+        assert [each["log_level"] for each in logs] == ["error"], "the failure ended more than the prefetch"
+        session.data_received(NEWS)
+    assert len(running) == 2
+
+
+async def test_only_some_long_answers_read_the_store_at_once(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, most = 0, 0
+
+    @contextmanager
+    def snapshot() -> Iterator[object]:
+        nonlocal opened, most
+        opened += 1
+        most = max(most, opened)
+        yield SimpleNamespace(boundary=None, check_age=lambda: None)
+        opened -= 1
+
+    def steps(*_: object) -> Generator[None, None, bytes]:
+        yield
+        yield
+        return b"[1]"
+
+    monkeypatch.setattr(backend.chain, "snapshot", snapshot)
+    async with anyio.create_task_group() as tasks:
+        for n in range(70):
+            tasks.start_soon(backend.chain._answer_in_turns, b"history", bytes([n]) * 32, steps)
+    assert most == 50
+
+
+async def test_a_change_is_reported_once_the_store_can_be_read(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.wallets.backend._RETRIES_S", (0, 0))
+    reported, failures, change = list[Touched](), list[Exception](), {b"key"}
+
+    async def report(touched: Touched) -> None:
+        reported.append(touched)
+        if failures:
+            raise failures.pop()
+
+    torn = [RpcFault(1, "torn"), StoreError("unreadable"), RpcFault(1, "torn")]
+    for count, expected in ((0, [change]), (2, [change] * 3), (3, [change] * 3), (0, [None]), (0, [change])):
+        reported.clear()
+        failures += torn[:count]
+        await backend._report(change, report)
+        assert reported == expected
 
 
 async def test_only_the_work_of_a_call_counts() -> None:

@@ -31,6 +31,7 @@ class Chain:
         self.scripts: dict[bytes, bytes] = {}
         self.outputs: dict[tuple[bytes, int], dict[str, object]] = {}
         self.fault: RpcFault | None = None
+        self.torn = b""  # the script whose status cannot be computed
 
     def turn(self) -> nullcontext[None]:
         return nullcontext()
@@ -38,6 +39,8 @@ class Chain:
     def status(self, key: bytes) -> Any:
         if self.fault is not None:
             raise self.fault
+        if key == self.torn:
+            raise RpcFault(1, "torn")
         return partial(self._slowly, key) if key in self.slow else self.statuses.get(key, b"")
 
     async def _slowly(self, key: bytes) -> bytes:
@@ -124,6 +127,37 @@ async def test_a_subscription_ends_when_its_status_cannot_be_computed() -> None:
     assert (subscriptions.count, client.statuses) == (0, {})
 
 
+async def test_a_subscription_continues_when_its_repetition_fails() -> None:
+    chain, subscriptions = made()
+    client = Client()
+    subscribe(subscriptions, client, KEY)
+    chain.fault = RpcFault(1, "torn")
+    with pytest.raises(RpcFault, match="torn"):
+        subscribe(subscriptions, client, KEY)
+    chain.fault, chain.slow[KEY] = None, anyio.Event()
+    later = subscribe(subscriptions, client, KEY)
+    chain.slow[KEY].set()
+    chain.fault = RpcFault(1, "torn")
+    with pytest.raises(RpcFault, match="torn"):
+        await settled(later)
+    chain.fault, chain.statuses[KEY] = None, status("a")
+    chain.slow.clear()
+    await subscriptions.report({KEY})
+    assert client.sent == [[KEY.hex(), status("a").hex()]]
+
+
+async def test_the_others_are_reported_when_one_status_cannot_be_computed() -> None:
+    chain, subscriptions = made()
+    client = Client()
+    for topic in (KEY, OTHER, TXID):
+        subscribe(subscriptions, client, topic)
+        chain.statuses[topic] = status("a")
+    chain.torn = OTHER
+    with pytest.raises(RpcFault, match="torn"):
+        await subscriptions.report(None)
+    assert [each for each, _ in client.sent] == [TXID.hex(), KEY.hex()]
+
+
 async def test_an_output_is_reported_when_its_transaction_comes_and_when_its_script_is_touched() -> None:
     chain, subscriptions = made()
     client, place = Client(), [TXID.hex(), 1]
@@ -203,5 +237,9 @@ def test_transactions_are_expected_of_clients_that_requested_earlier_ones() -> N
     ahead.received(history(6))
     assert ahead.expected() == {}, "it has not requested those"
     assert ahead.with_others((6).to_bytes(32)) == ids(6)
+    for n in range(3):
+        ahead.received(history(*range(40 * n, 40 * n + 40)))
+    assert ahead.with_others((1).to_bytes(32)) == {}, "more than 8,000 bytes are kept"
+    assert ahead.with_others((119).to_bytes(32))
     ahead.received(history(*range(100)))
     assert len(ahead.with_others((60).to_bytes(32))) <= 51

@@ -25,6 +25,7 @@ from formats.merkle import MerkleTree
 from formats.transactions import TxOutput, double_sha256
 from handlers.events import BlockCommitted, RolledBack
 from handlers.query import Query
+from storage.errors import StoreError
 
 log = structlog.get_logger("wallets")
 
@@ -32,6 +33,7 @@ Touched = set[bytes] | None  # keys of scripts, and the transactions that came o
 OnChange = Callable[[Touched], Awaitable[None]]
 
 _REST = 9  # times as long as the last poll took: how long announced changes are collected before the next one
+_RETRIES_S = 1, 2, 4, 8  # pauses, while a change cannot be reported because the store cannot be read
 _HEADERS = 200  # that are read before others get a turn
 _KEPT_BLOCKS = 100  # whose trees are cached; that of a block of 4,000 transactions takes 256 KB
 
@@ -48,6 +50,7 @@ class Backend:
         self._header_tree: MerkleTree | None = None
         self._reading_headers = anyio.Lock()
         self._polls = anyio.Event()
+        self._unreported = False  # whether a change could not be reported
         self._announcements = Announcements(upstream, self.poll_now)
 
     def _find_output(self, txid: bytes, index: int) -> TxOutput | None:
@@ -130,10 +133,28 @@ class Backend:
 
     async def _follow_chain(self, facts: Facts, on_change: OnChange) -> None:
         while True:
-            touched = self._apply(await facts.next())
+            received = await facts.next()
+            try:
+                touched = self._apply(received)
+            except (RpcFault, StoreError) as error:
+                log.warning("blocks_unreadable", error=str(error))
+                touched = None
             self.upstream.new_tip()
             self.poll_now()
-            await on_change(touched)
+            await self._report(touched, on_change)
+
+    async def _report(self, touched: Touched, on_change: OnChange) -> None:
+        """Report a change. If the store cannot be read, try again, and at last report everything with the next one."""
+        touched, self._unreported = None if self._unreported else touched, False
+        for pause in (*_RETRIES_S, 0):
+            try:
+                await on_change(touched)
+            except (RpcFault, StoreError) as error:
+                log.warning("change_not_reported", error=str(error), retry_after=pause)
+                await anyio.sleep(pause)
+            else:
+                return
+        self._unreported = True
 
     def _apply(self, facts: Sequence[BlockCommitted | RolledBack] | None) -> Touched:
         """Return what some facts change: after a rollback, and where facts may be missing, everything."""
@@ -153,13 +174,14 @@ class Backend:
             self._polls, began = anyio.Event(), anyio.current_time()
             try:
                 touched = await self.mempool.poll()
-            except RpcFault as fault:
+            except (RpcFault, StoreError) as error:
                 if available:
-                    log.warning("mempool_unavailable", error=fault.message)
+                    log.warning("mempool_unavailable", error=str(error))
                 available = False
+                self._unreported |= isinstance(error, StoreError)
             else:
                 available = True
-                await on_change(touched)
+                await self._report(touched, on_change)
             took = anyio.current_time() - began
             self._announcements.pause_s = min(_REST * took, interval)
             with anyio.move_on_after(interval):

@@ -30,6 +30,7 @@ _Steps = Generator[None, None, bytes]  # yields where other clients may have a t
 _Make = Callable[[Snapshot, bytes, list[MempoolTx]], _Steps]
 
 _ANSWERS_BYTES = 64 << 20
+_LONG_ANSWERS = 50  # that are computed at once: the snapshot of each takes a reader of the store, which has 1,024
 _TURN_S = 0.005
 _encode = msgspec.json.Encoder().encode
 
@@ -41,6 +42,7 @@ class ChainView:
         self._snapshots, self.mempool, self.claims = Snapshots(query), mempool, claims
         self._boundary: Boundary | None = None
         self._answers = ByteCache(_ANSWERS_BYTES)  # as of that block boundary
+        self.long_answers = anyio.Semaphore(_LONG_ANSWERS)
 
     # --- scripts --------------------------------------------------------------------------------------------------
 
@@ -87,15 +89,16 @@ class ChainView:
         return partial(self._answer_in_turns, name, key, make)
 
     async def _answer_in_turns(self, name: bytes, key: bytes, make: _Make) -> bytes:
-        waiting = self.mempool.of_script(key)
-        with self.snapshot() as shot:
-            answers, work = self._answers_at(shot), make(shot, key, waiting)
-            while True:
-                try:
-                    next(work)
-                except StopIteration as done:
-                    return _kept(answers, name, done.value, waiting)
-                await turn(shot)
+        async with self.long_answers:
+            waiting = self.mempool.of_script(key)
+            with self.snapshot() as shot:
+                answers, work = self._answers_at(shot), make(shot, key, waiting)
+                while True:
+                    try:
+                        next(work)
+                    except StopIteration as done:
+                        return _kept(answers, name, done.value, waiting)
+                    await turn(shot)
 
     def _answers_at(self, shot: Snapshot) -> ByteCache:
         if shot.boundary is not self._boundary:

@@ -6,7 +6,8 @@ from itertools import islice
 
 import msgspec
 
-_HISTORIES, _SHORT_HISTORY = 20, 5_000  # that are kept for a client, and how many bytes each has at most
+_HISTORIES, _BYTES = 20, 8_000  # that are kept for a client: how many, and how many bytes all have at most
+_SHORT_HISTORY = 5_000  # bytes of one that is kept
 _FETCHED_TOGETHER = 50  # transactions
 
 
@@ -25,18 +26,20 @@ class Ahead:
     does so the transactions of the next histories are requested from the node before it does.
     """
 
-    __slots__ = ("_eager", "_histories", "_used")
+    __slots__ = ("_bytes", "_eager", "_histories", "_used")
 
     def __init__(self) -> None:
         self._histories = list[bytes]()
+        self._bytes = 0  # of all
         self._eager = self._used = False
 
     def received(self, history: bytes) -> bytes:
         """Keep a history that the client receives, and return it."""
         if len(history) <= _SHORT_HISTORY:
             self._histories.append(history)
-            if len(self._histories) > _HISTORIES:
-                del self._histories[0]
+            self._bytes += len(history)
+            while self._bytes > _BYTES or len(self._histories) > _HISTORIES:
+                self._bytes -= len(self._histories.pop(0))
         return history
 
     def used(self) -> None:
@@ -63,4 +66,5 @@ class Ahead:
 
     def _take(self, found: dict[str, int], first: tuple[str, ...]) -> dict[bytes, int]:
         self._histories.clear()
+        self._bytes = 0
         return {bytes.fromhex(each): found[each] for each in (*first, *islice(found, _FETCHED_TOGETHER))}

@@ -30,6 +30,7 @@ log = structlog.get_logger("wallets")
 
 _T = TypeVar("_T")
 _MOST_CALLS = 10_000  # in one list
+_NESTED = list, dict
 _decode = msgspec.json.Decoder().decode
 
 Work: TypeAlias = Generator[Later[object] | None, Any, _T]
@@ -47,6 +48,8 @@ def answer_line(session: Session, line: bytes) -> Work[None]:
         NotJson: the line is not JSON; the answer says why.
     """
     if not line or line.isspace():
+        if session.turn_ended:
+            yield None
         return
     try:
         message = _decode(line)
@@ -84,6 +87,8 @@ def _answer(session: Session, call: object) -> Work[bytes | None]:
     if not isinstance(call, dict) or not isinstance(call.get("method"), str):
         return jsonrpc.error(None, RpcFault(INVALID_REQUEST, "a request is an object with a method"))
     number = call.get("id")
+    if isinstance(number, _NESTED):
+        return jsonrpc.error(None, RpcFault(INVALID_REQUEST, "an id is a number, a string or null"))
     try:
         found = _carry_out(session, call["method"], call.get("params") or [])
         if isinstance(found, partial):

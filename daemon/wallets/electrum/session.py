@@ -7,6 +7,7 @@ continues in later turns of the event loop, and what arrives meanwhile is kept.
 from __future__ import annotations
 
 import asyncio
+from inspect import GEN_CREATED, getgeneratorstate
 from time import monotonic, thread_time
 from typing import TYPE_CHECKING, cast
 
@@ -17,10 +18,9 @@ from daemon.wallets.electrum import jsonrpc
 from daemon.wallets.electrum.ahead import Ahead
 from daemon.wallets.electrum.budget import Budget, Metered
 from daemon.wallets.electrum.calls import NotJson, Work, answer_line
-from daemon.wallets.electrum.transactions import prefetch
+from daemon.wallets.electrum.transactions import prefetch_early
 from daemon.wallets.errors import INVALID_REQUEST, RpcFault
 from daemon.wallets.later import Later
-from storage.errors import StoreError
 
 if TYPE_CHECKING:
     from daemon.wallets.electrum.server import Server
@@ -47,9 +47,10 @@ class Session(asyncio.Protocol):
         "_held",
         "_next_turn",
         "_out",
-        "_parked",
         "_paused",
+        "_prefetching",
         "_received",
+        "_resume_at",
         "_scope",
         "_searched",
         "_transport",
@@ -79,8 +80,8 @@ class Session(asyncio.Protocol):
         self._work: Work[None] | None = None  # while lines are being answered
         self._next_turn: asyncio.Handle | None = None
         self._scope: anyio.CancelScope | None = None  # of a result that the work waits for
-        self._parked = False  # the work waits for the client to read
-        self._paused = self._closing = False
+        self._resume_at: float | None = None  # if the work waits for the client to read: not before this time
+        self._paused = self._closing = self._prefetching = False
         self._heard_at = self._turn_at = monotonic()
         self._unread_since: float | None = None  # since when the client has not read what was sent
 
@@ -188,17 +189,21 @@ class Session(asyncio.Protocol):
         work, self._next_turn = self._work, None
         if work is None:  # the client has left
             return
-        began, self._turn_at = thread_time(), monotonic()
-        wait, done = None, False
-        with self.server.chain.turn():
-            try:
-                wait = work.send(value) if error is None else work.throw(error)
-            except StopIteration:
-                done = True
-        self.flush()
-        if expected := self.ahead.expected():
-            self.server.start_soon(self._prefetch, expected)
-        self._schedule(wait, min(self._budget.spend(thread_time() - began), _READ_TIMEOUT_S), done=done)
+        began, self._turn_at, wait, done = thread_time(), monotonic(), None, False
+        try:
+            with self.server.chain.turn():
+                try:
+                    wait = work.send(value) if error is None else work.throw(error)
+                except StopIteration:
+                    done = True
+            self.flush()
+            if not self._prefetching and (expected := self.ahead.expected()):
+                self._prefetching = True
+                self.server.start_soon(self._prefetch, expected)
+            self._schedule(wait, min(self._budget.spend(thread_time() - began), _READ_TIMEOUT_S), done=done)
+        except Exception:  # the other sessions continue
+            log.exception("electrum_session_failed")
+            self._disconnect("the session failed")
 
     def _schedule(self, wait: Later[object] | None, pause: float, *, done: bool) -> None:
         """Continue after a result, after a pause, or when the client has read; or wait for the next line."""
@@ -208,7 +213,7 @@ class Session(asyncio.Protocol):
             self._work, self._unread_since = None, self._unread_since or monotonic()
             self._transport.close()
         elif wait is not None:
-            self.server.start_soon(self._wait_for, wait)
+            self.server.start_soon(self._wait_for, wait, pause)
         elif done and pause <= 0 and self._unread_since is None:
             self._work = None
             if self._paused:
@@ -217,16 +222,20 @@ class Session(asyncio.Protocol):
         else:
             if done:
                 self._work = self._lines()
-            self._parked = self._unread_since is not None
-            if not self._parked:
+            if self._unread_since is None:
                 self._next_turn = asyncio.get_running_loop().call_later(pause, self._continue)
+            else:
+                self._resume_at = monotonic() + pause
 
-    async def _wait_for(self, wait: Later[object]) -> None:
+    async def _wait_for(self, wait: Later[object], pause: float) -> None:
+        """Wait for a result, which is not computed before the client has time for it."""
         if self._work is None:  # the client has left
             return
         work, result, problem = Metered(wait()), None, None
         with anyio.CancelScope() as self._scope:
             try:
+                if pause > 0:
+                    await anyio.sleep(pause)
                 result = await work
             except Exception as error:  # noqa: BLE001 -- the call receives it
                 problem = error
@@ -236,11 +245,8 @@ class Session(asyncio.Protocol):
 
     async def _prefetch(self, expected: dict[bytes, int]) -> None:
         """Read transactions that the client is expected to request next."""
-        work = Metered(prefetch(self.server.chain, self.server.upstream, expected))
-        try:
-            await work
-        except (RpcFault, StoreError) as error:  # the request itself will report it
-            log.debug("transactions_not_prefetched", transactions=len(expected), error=str(error))
+        await (work := Metered(prefetch_early(self.server.chain, self.server.upstream, expected)))
+        self._prefetching = False
         self._budget.spend(work.spent)
 
     # --- out ------------------------------------------------------------------------------------------------------
@@ -260,7 +266,8 @@ class Session(asyncio.Protocol):
         """
         if self._transport is None:
             return
-        (self._out if self._work is None else self._held).append(message)
+        idle = self._work is None or getgeneratorstate(self._work) == GEN_CREATED  # it may wait to process a line
+        (self._out if idle else self._held).append(message)
         self._unsent += len(message)
         if now:
             self.flush()
@@ -288,6 +295,6 @@ class Session(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Continue."""
         self._unread_since = None
-        if self._parked:
-            self._parked = False
-            self._next_turn = asyncio.get_running_loop().call_soon(self._continue)
+        if self._resume_at is not None:
+            pause, self._resume_at = max(0.0, self._resume_at - monotonic()), None
+            self._next_turn = asyncio.get_running_loop().call_later(pause, self._continue)

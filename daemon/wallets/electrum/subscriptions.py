@@ -20,6 +20,7 @@ from daemon.wallets.electrum import jsonrpc
 from daemon.wallets.electrum.multimap import Multimap
 from daemon.wallets.errors import BAD_REQUEST, RpcFault
 from daemon.wallets.later import Later, settled, then
+from storage.errors import StoreError
 
 if TYPE_CHECKING:
     from daemon.wallets.chain import ChainView
@@ -88,9 +89,9 @@ class Subscriptions:
 
     def _list(self, topic: Topic) -> None:
         """List an output under its script, which is affected when the output is created or spent."""
-        self._unlist(topic)
         txid, index = _output(topic)
         script = self._chain.script_of(txid, index)
+        self._unlist(topic)
         if script is not None:
             self._script_of[topic] = _number(script)
         self._outputs.add(_number(script or txid), topic)
@@ -130,21 +131,29 @@ class Subscriptions:
         Raises:
             RpcFault: there are too many subscriptions, or the status cannot be computed.
         """
+        before = session.statuses.get(topic, _ANSWERING)
         self._add(session, topic)
         try:
             if len(topic) > _KEY:
                 self._list(topic)
             found = self._status(topic)
         except Exception:
-            self.remove(session, topic)
+            self._restore(session, topic, before)
             raise
         if isinstance(found, partial):
             session.statuses[topic] = _ANSWERING
-            return partial(self._subscribe_later, session, topic)
+            return partial(self._subscribe_later, session, topic, before)
         session.statuses[topic] = found.sent
         return found.shown
 
-    async def _subscribe_later(self, session: Session, topic: Topic) -> object:
+    def _restore(self, session: Session, topic: Topic, before: Sent) -> None:
+        """End a subscription whose answer failed; one that existed before continues."""
+        if before == _ANSWERING:
+            self.remove(session, topic)
+        elif topic in session.statuses:
+            session.statuses[topic] = before
+
+    async def _subscribe_later(self, session: Session, topic: Topic, before: Sent) -> object:
         """Compute a status that takes several turns.
 
         If it changes meanwhile, it is computed again: otherwise the change would be reported before the answer, and the
@@ -159,7 +168,7 @@ class Subscriptions:
                 if topic not in session.statuses or computing[1] == before:
                     break
         except Exception:
-            self.remove(session, topic)
+            self._restore(session, topic, before)
             raise
         finally:
             computing[0] -= 1
@@ -186,17 +195,26 @@ class Subscriptions:
 
         `touched` are the keys of the scripts that a change affects, and the transactions that came or went; None means
         all of them.
+
+        Raises:
+            RpcFault, StoreError: a status could not be computed; the others are reported nevertheless.
         """
+        failure: Exception | None = None
         wanted = self._touched(touched)
         for topic in self._computing.keys() & wanted:
             self._computing[topic][1] += 1
         async with self._reporting:
             while wanted:
-                waiting = self._report_some(wanted)
-                if waiting is not None:
-                    topic, found = waiting
-                    self._send(topic, await found())
+                try:
+                    waiting = self._report_some(wanted)
+                    if waiting is not None:
+                        topic, found = waiting
+                        self._send(topic, await found())
+                except (RpcFault, StoreError) as error:
+                    failure = error
                 await anyio.lowlevel.checkpoint()
+        if failure is not None:
+            raise failure
 
     def _touched(self, touched: Iterable[bytes] | None) -> list[Topic]:
         if touched is None:

@@ -7,15 +7,20 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from daemon.wallets.electrum.parameters import count, flag, raw_bytes, transaction_id
 from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault, bad_params
 from daemon.wallets.later import then
 from daemon.wallets.upstream import Upstream
 from formats.merkle import MerkleTree
+from storage.errors import StoreError
 
 if TYPE_CHECKING:
     from daemon.wallets.chain import ChainView
     from daemon.wallets.electrum.session import Session
+
+log = structlog.get_logger("wallets")
 
 _MAX_PACKAGE = 25
 _MODES = ("CONSERVATIVE", "ECONOMICAL")
@@ -43,6 +48,16 @@ async def _fetched(session: Session, txid: bytes) -> bytes:
 async def prefetch(chain: ChainView, upstream: Upstream, expected: dict[bytes, int]) -> None:
     """Read transactions of histories, with their heights, that a client is expected to request."""
     await upstream.prefetch(chain.hashes_of_blocks(expected))
+
+
+async def prefetch_early(chain: ChainView, upstream: Upstream, expected: dict[bytes, int]) -> None:
+    """Read transactions before the client requests them. If that fails, the request itself reports it."""
+    try:
+        await prefetch(chain, upstream, expected)
+    except (RpcFault, StoreError) as error:
+        log.debug("transactions_not_prefetched", transactions=len(expected), error=str(error))
+    except Exception:  # all clients continue
+        log.exception("transactions_not_prefetched", transactions=len(expected))
 
 
 def _in_hex(raw: bytes) -> bytes:

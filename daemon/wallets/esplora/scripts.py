@@ -26,13 +26,15 @@ class Scripts:
 
     async def stats(self, key: bytes) -> Json:
         """Return the amounts that a script received and spent, in the chain and in the mempool."""
-        waiting, paid, left = self._backend.mempool.of_script(key), Funded(0, 0, 0), Sum()
-        with self._chain.snapshot() as shot:
-            for paid in script_history.funded(shot, key):  # noqa: B007 -- the last one counts
-                await turn(shot)
-            for left in script_history.balance(shot, key):  # noqa: B007
-                await turn(shot)
-            pending = unconfirmed(shot, waiting)
+        paid, left = Funded(0, 0, 0), Sum()
+        async with self._chain.long_answers:
+            waiting = self._backend.mempool.of_script(key)
+            with self._chain.snapshot() as shot:
+                for paid in script_history.funded(shot, key):  # noqa: B007 -- the last one counts
+                    await turn(shot)
+                for left in script_history.balance(shot, key):  # noqa: B007
+                    await turn(shot)
+                pending = unconfirmed(shot, waiting)
         chain = _stats(paid.transactions, paid.outputs, paid.value, paid.outputs - left.count, paid.value - left.value)
         return {"chain_stats": chain, "mempool_stats": _mempool_stats(pending, key)}
 
@@ -71,19 +73,20 @@ class Scripts:
 
     async def unspent(self, key: bytes) -> list[Json]:
         """Return the unspent outputs of a script, with those of the mempool and without those that it spends."""
-        waiting, found = self._backend.mempool.of_script(key), list[Json]()
-        spent = {(one.txid, one.vout) for each in waiting for one in each.tx.inputs}
-        with self._chain.snapshot() as shot:
-            for part in script_history.unspent(shot, key):
-                for output in part:
-                    if (output.txid, output.vout) not in spent:
-                        where = script_history.locate(shot, output.txid)
-                        found.append(_unspent(output.txid, output.vout, output.value, where))
-                await turn(shot)
-            for each in unconfirmed(shot, waiting):
-                for n, made in enumerate(each.tx.outputs):
-                    if (each.tx.txid, n) not in spent and address_key(made.script) == key:
-                        found.append(_unspent(each.tx.txid, n, made.value, None))
+        async with self._chain.long_answers:
+            waiting, found = self._backend.mempool.of_script(key), list[Json]()
+            spent = {(one.txid, one.vout) for each in waiting for one in each.tx.inputs}
+            with self._chain.snapshot() as shot:
+                for part in script_history.unspent(shot, key):
+                    for output in part:
+                        if (output.txid, output.vout) not in spent:
+                            where = script_history.locate(shot, output.txid)
+                            found.append(_unspent(output.txid, output.vout, output.value, where))
+                    await turn(shot)
+                for each in unconfirmed(shot, waiting):
+                    for n, made in enumerate(each.tx.outputs):
+                        if (each.tx.txid, n) not in spent and address_key(made.script) == key:
+                            found.append(_unspent(each.tx.txid, n, made.value, None))
         return found
 
 
