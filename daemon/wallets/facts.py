@@ -40,7 +40,7 @@ class Facts:
 
     async def listen(self) -> None:
         """Listen to the daemon until cancelled."""
-        messages = (Hello(client="utxod-wallets/1"), Subscribe(events=["BlockCommitted", "RolledBack"]))
+        messages = (Hello(client="utxod-wallets/1"), Subscribe(seq=1, events=["BlockCommitted", "RolledBack"]))
         while True:
             try:
                 async with await anyio.connect_unix(self._path) as stream:
@@ -56,7 +56,7 @@ class Facts:
         while True:
             (length,) = wire.LENGTH.unpack(await stream.receive_exactly(wire.LENGTH.size))
             match _RECEIVED.decode(await stream.receive_exactly(length)):
-                case Welcome():  # what was committed before this subscription has not been sent
+                case Ack():  # what was committed before this subscription has not been sent
                     self._connected = True
                     self._put(None)
                 case BlockCommitted() | RolledBack() as fact:
