@@ -131,6 +131,7 @@ def test_thousands_of_half_lines_take_little_memory(server: int) -> None:
 
 
 DEEP = ["[" * 2_000_000, '{"a":' * 500_000, '[[{"method":' * 100_000, "[" * 50 + "]" * 50]
+DEEP += ['{"method":"blockchain.relayfee","id":%s}' % ("[" * n + "]" * n) for n in (900, 985)]
 
 
 @pytest.mark.parametrize("line", DEEP, ids=range(len(DEEP)))
