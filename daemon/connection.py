@@ -206,7 +206,7 @@ class Connection:
                 await self._be_feeder("BlockApplied")
                 self._follows, place = True, self._hub.view.log_place
                 known = place is not None and place.stream == message.stream
-                submissions.follow(self, message, place.sequence if place is not None and known else None)
+                submissions.follow(self, message, place if known else None)
             case Logged():
                 self._logged = message
             case _:

@@ -22,6 +22,7 @@ from handlers.delivery import Answer, Sender
 from handlers.events import Ack, Error
 from handlers.refusal import Refusal
 from handlers.replication import LOCAL, Following, Published, Reached, Submission, Unpublished
+from storage.log_place import LogPlace
 
 PATIENCE_S = 10.0  # that a client's message waits for its answer
 _PUBLISH_S = 8.0  # of them, within which it may get its place in the stream
@@ -82,14 +83,14 @@ class Submissions:
         self._unsent.append(origin)
         self._send()
 
-    def follow(self, follower: Follower, following: Following, reached: int | None) -> None:
+    def follow(self, follower: Follower, following: Following, reached: LogPlace | None) -> None:
         """Note where the stream ends, and which connection follows it."""
         self._numbers.stream_end = following.end
         if follower is not self.follower:
             self.follower = follower
             self._unsent.extendleft(reversed(self._ahead))  # published twice, it is stored once
             self._ahead.clear()
-        follower.tell(Reached(sequence=reached))
+        follower.tell(Reached(sequence=None) if reached is None else Reached(sequence=reached.sequence, id=reached.id))
         self._send()
 
     def left(self, follower: Follower) -> None:

@@ -8,7 +8,7 @@ from handlers.refusal import Refusal, Refused
 from handlers.replication import LOCAL, Logged
 from storage.log_place import LogPlace
 
-_UNFINISHED = LOCAL | {"STORAGE_ERROR", "PROCESSING"}  # of a large transaction: the next attempt completes it
+_UNFINISHED = LOCAL | {"STORAGE_ERROR"}  # of a large transaction: the next attempt completes it
 
 
 class LogOrder:
@@ -23,12 +23,20 @@ class LogOrder:
         Raises:
             Refused: a message in front of it was not applied.
         """
+        self.check(logged)
+        self._failed = None
+        return reached is not None and reached.stream == logged.stream and logged.sequence <= reached.sequence
+
+    def check(self, logged: Logged) -> None:
+        """Refuse a message if one in front of it was not applied.
+
+        Raises:
+            Refused: so it is.
+        """
         failed = self._failed
         if failed is not None and failed.stream == logged.stream and failed.sequence < logged.sequence:
             why = f"message {failed.sequence} of the stream was not applied: send the messages from there again"
             raise Refused("unavailable", why, retryable=True)
-        self._failed = None
-        return reached is not None and reached.stream == logged.stream and logged.sequence <= reached.sequence
 
     def fail(self, logged: Logged) -> None:
         """Apply nothing behind this message until it is sent again."""
@@ -38,7 +46,7 @@ class LogOrder:
 
 def place(logged: Logged | None) -> LogPlace | None:
     """Return the place of a message as it is stored."""
-    return None if logged is None else LogPlace(logged.stream, logged.sequence)
+    return None if logged is None else LogPlace(logged.stream, logged.sequence, logged.id)
 
 
 def is_decided(event: Inbound | None, refusal: Refusal) -> bool:

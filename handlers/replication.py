@@ -27,6 +27,7 @@ class Logged(Event, frozen=True, kw_only=True, omit_defaults=True):
     sequence: int
     at: int = 0  # milliseconds since 1970: when the stream received it
     origin: str = ""  # of a submission: the name that its daemon gave it
+    id: str = ""  # which depends on all messages before it
 
 
 class Unpublished(Event, frozen=True, kw_only=True):
@@ -49,6 +50,7 @@ class Reached(Event, frozen=True, kw_only=True):
     """The last message of a stream whose effect is durable; None if the daemon has another stream, or none."""
 
     sequence: int | None
+    id: str = ""  # of that message, if it is known
 
 
 class Submission(Event, frozen=True, kw_only=True):

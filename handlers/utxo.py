@@ -151,6 +151,8 @@ class Turns:
             alone = isinstance(event, Rollback | GenesisOutputs)
             if alone:  # these get commits of their own, after the messages before them
                 self.commit()
+                if logged is not None:
+                    self._log_order.check(logged)
                 began = monotonic()
                 self._set_time(logged)
             status = self._carry_out(event, delivery)
@@ -220,6 +222,13 @@ class Turns:
         self.commit()
         return answers
 
+    def _forget(self, large: Large) -> None:
+        """Do not create a large transaction of a stream: it is sent again."""
+        self.in_order = None
+        del self.creating[id(large.delivery)]
+        if self.chain.tx_blocks is not None:
+            self.chain.tx_blocks.transactions.on_their_way.discard(large.txid)
+
     def _reached(self) -> LogPlace | None:
         """Return the place of the last message of a stream that was applied, or waits for its commit."""
         return self.chain.batch.place or self.chain.view.log_place
@@ -271,6 +280,8 @@ class Turns:
         except StoreFull as full:
             for delivery, seq, answers in self._waiting:
                 self._fail(delivery.logged)
+                if self.in_order is not None and self.in_order.delivery is delivery:
+                    self._forget(self.in_order)
                 if (
                     delivery.logged is None
                     and isinstance(answers, list)

@@ -15,6 +15,7 @@ class LogPlace(Struct, array_like=True, frozen=True):
 
     stream: str
     sequence: int
+    id: str = ""  # of the message, which depends on all before it; "" where it was not stored yet
 
 
 def read_log_place(txn: Txn, meta: Db) -> LogPlace | None:
