@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from config.kinds import Seconds, Table, Text
+from config.kinds import Seconds, Secret, Table, Text
 
 _SHARD = re.compile(r"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
 _MOST_SHARDS = 1024
@@ -17,10 +17,11 @@ class Cluster(Table, frozen=True, kw_only=True):
     """Replication: daemons that are fed from a stream of events reach the same state. See docs/cluster.md."""
 
     stream: Annotated[
-        Text | None,
+        Secret | None,
         Meta(
             description="NATS servers, separated by commas, whose JetStream has the events of the chain. Feeds with "
-            "--stream publish them; the daemon follows them in a separate process.",
+            "--stream publish them; the daemon follows them in a separate process. It is never shown, because it may "
+            "contain a password.",
             examples=["nats://10.0.0.1:4222,nats://10.0.0.2:4222"],
         ),
     ] = None

@@ -10,6 +10,7 @@ import structlog
 
 from config.settings import Config, socket_path
 from daemon.signals import receiver, wait_for_stop
+from feeds.stream.connection import shown
 from feeds.stream.log import Log, opened
 from feeds.stream.replica import replicate
 from feeds.stream.shards import ShardLog
@@ -41,11 +42,11 @@ async def _follow(config: Config) -> None:
     url = config.cluster.stream
     assert url is not None
     shard = None if config.cluster.shard is None else Shard.parse(config.cluster.shard)
-    notice = partial(_notice, url)
+    notice = partial(_notice, shown(url))
     chain = ChainName(config.chain.family, config.chain.network)
     make = Log if shard is None else partial(ShardLog, shard=shard)
     async with opened(url, chain, notice, make) as stream:
-        log.info("following_stream", stream=url, name=stream.name)
+        log.info("following_stream", stream=shown(url), name=stream.name)
         await replicate(stream, socket_path(config, os.environ), chain, shared(config), notice)
 
 

@@ -133,6 +133,10 @@ class Link:
                     failure = error
                 self._finished = True
                 self._wake()
+                if self._listens:  # the reader task waits for what the daemon sends, not for answers only
+                    while self._window:
+                        await self._wait()
+                    both.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise verdict(group) from group
         if failure is not None:

@@ -124,6 +124,17 @@ async def _close(client: Client) -> None:
         transport._io_writer.transport.abort()  # type: ignore[union-attr]
 
 
+def shown(urls: str) -> str:
+    """Return URLs without the credentials in them."""
+    return ",".join(_without_user(url) for url in urls.split(","))
+
+
+def _without_user(url: str) -> str:
+    user, at, host = url.rpartition("@")
+    scheme, separator, _ = user.partition("://")
+    return f"{scheme}{separator}{host}" if at and separator else host
+
+
 def describe(error: BaseException) -> str:
     """Return an error of the client in one line."""
     return str(error).removeprefix("nats: ") or type(error).__name__

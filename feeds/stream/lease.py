@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from secrets import token_hex
 
 import anyio
 from nats.js import JetStreamContext
@@ -52,7 +53,8 @@ class Lease:
 
     def __init__(self, connection: Connection, key: str, notice: Callable[[str], None]) -> None:
         self._connection, self._key, self._notice = connection, key, notice
-        self._holder = f"{socket.gethostname()}:{os.getpid()}".encode()
+        # Containers may have equal host names and process ids.
+        self._holder = f"{socket.gethostname()}:{token_hex(8)}:{os.getpid()}".encode()
         self._revision: int | None = None
         self._waiting = False
 
@@ -102,6 +104,19 @@ class Lease:
                 if expired or isinstance(error, KeyWrongLastSequenceError):
                     self._revision = None
                     raise Interrupted(f"the lease of {self._key} was not renewed: {describe(error)}") from error
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Renew the lease meanwhile.
+
+        Raises:
+            Interrupted: as `renew`.
+        """
+        with unwrapped():
+            async with anyio.create_task_group() as group:
+                group.start_soon(self.renew)
+                yield
+                group.cancel_scope.cancel()
 
     async def release(self) -> None:
         """Let another feeder take over at once."""

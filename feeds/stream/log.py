@@ -18,8 +18,8 @@ from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import NotFoundError
 
 from feeds.errors import FeedError
-from feeds.stream.connection import TROUBLE, Connection, Lost, describe
-from feeds.stream.order import Order
+from feeds.stream.connection import TROUBLE, Connection, Lost, describe, shown
+from feeds.stream.order import ID, Order
 from feeds.stream.pull import pulling
 from feeds.stream.tips import point_of
 from handlers.events import ChainName, Point
@@ -29,6 +29,7 @@ SOURCE = "Utxod-Source"  # see `Entry.source`
 ORIGIN, SUBMISSION = "Utxod-Origin", "Utxod-Submission"  # see `feeds.stream.submissions`
 PAYLOAD_HEADERS = 4096  # bytes of a message that are kept for headers
 MOVES = frozenset({"BlockApplied", "Rollback"})  # the events that move the tip
+OF_THE_CHAIN = MOVES | {"GenesisOutputs"}
 _DEEPEST = 5_000  # blocks: how far heights may be out of order in a stream, because of rollbacks
 _IDLE_S = 0.5  # without a new message, until the end of the stream is compared
 _AGAIN_S = 0.2  # after the first trouble; twice as long after each that follows
@@ -50,6 +51,7 @@ class Entry(Struct, frozen=True):
     origin: str = ""  # of a submission: the name that its daemon gave it
     submission: int = 0  # the last one that was taken from the stream of submissions
     at: int = 0  # milliseconds since 1970: when the stream received it
+    id: str = ""  # of its last message: see `Order`
 
 
 class Log:
@@ -271,6 +273,7 @@ async def _whole(messages: AsyncIterator[_Message], order: Order) -> AsyncIterat
                 headers.get(ORIGIN, ""),
                 int(headers.get(SUBMISSION, 0)),
                 at,
+                headers[ID],
             )
             parts, expected = [], 1
 
@@ -288,7 +291,7 @@ async def opened(
     try:
         await connection.first()
     except TROUBLE as error:
-        raise FeedError(f"no NATS server answers at {url}: {describe(error)}") from error
+        raise FeedError(f"no NATS server answers at {shown(url)}: {describe(error)}") from error
     try:
         yield make(connection, chain, notice)
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 
 import anyio
@@ -24,6 +25,7 @@ from feeds.stream.connection import TROUBLE, describe
 from feeds.stream.lease import Interrupted, Lease, unwrapped
 from feeds.stream.log import (
     KIND,
+    MOVES,
     NETWORK,
     ORIGIN,
     PART,
@@ -34,13 +36,14 @@ from feeds.stream.log import (
     Log,
 )
 from feeds.stream.order import AFTER, BEGINNING, ID, Order, id_of
-from feeds.stream.submissions import create, taking
-from feeds.stream.tips import header_of
+from feeds.stream.submissions import create, purge_placed, taking
+from feeds.stream.tips import header_of, target
 from handlers.events import BlockApplied, ChainName, Hello, Inbound, Point, Rollback, Welcome
 from handlers.wire import LENGTH, encode
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-KEPT = 5_000  # points at the end of the stream that a rollback, or a source, may refer to
+KEPT = 5_000  # points at the end of the stream that a rollback, or a source, may refer to; messages that are read first
+_NEEDED = 200  # points at least, however many submissions are between them
 _IN_FLIGHT = 128  # messages
 _STORED_S = 3.0  # for the oldest message in flight
 
@@ -52,6 +55,7 @@ class _Sent(Struct):
     sequence: int  # under which it has to be stored
     size: int
     height: int | None
+    taken: int  # the last submission that has its place once this message is stored
 
 
 class Publisher:
@@ -74,6 +78,7 @@ class Publisher:
         self.published = 0  # messages
         self._lease = lease
         self._taken = 0  # the last submission that was given a place
+        self._placed = 0  # the last one whose place is stored
         self._tips: deque[Point | None] = deque()  # of the last events that move the tip; None is the origin
         self._sequence = 0  # of the last message sent
         self._last = BEGINNING  # the id of the last message sent that counts
@@ -96,14 +101,10 @@ class Publisher:
                 await create(self._log.submissions(), self._replicas)
             if self._lease is not None:
                 await self._lease.take(self._replicas)
-            first, self._sequence = await self._log.ends()
-            await self._read_end(max(first, self._sequence - KEPT))
-            client = await self._log.connection.client()
-            self._longest = client.max_payload - PAYLOAD_HEADERS
-            self._answers = Answers(client)
-            await self._answers.open()
         except TROUBLE as error:
             raise Interrupted(f"stream {self._log.name}: {describe(error)}") from error
+        async with nullcontext() if self._lease is None else self._lease.kept():
+            await self._begin()
         points = [point for point in reversed(self._tips) if point is not None]
         return Welcome(
             protocol=1,
@@ -115,9 +116,38 @@ class Publisher:
             persisted_height=None,
         )
 
-    async def _read_end(self, begin: int) -> int:
+    async def _begin(self) -> None:
+        """Read the end of the stream, and prepare to publish behind it.
+
+        Raises:
+            FeedError: it has no tip.
+            Interrupted: no server answers.
+        """
+        try:
+            first, self._sequence = await self._log.ends()
+            await self._read_end(first)
+            client = await self._log.connection.client()
+            self._longest = client.max_payload - PAYLOAD_HEADERS
+            self._answers = Answers(client)
+            await self._answers.open()
+        except TROUBLE as error:
+            raise Interrupted(f"stream {self._log.name}: {describe(error)}") from error
+
+    async def _read_end(self, first: int) -> None:
+        """Note the tip and the points before it, as far back as it takes, in a stream that begins at `first`."""
+        count = KEPT
+        await self._read_from(max(first, self._sequence - count))
+        while len(self._tips) < _NEEDED and self._sequence - count > first:
+            count *= 4
+            await self._read_from(max(first, self._sequence - count))
+        if not self._tips:
+            advice = "delete the stream, and start this feed and all replicas again"
+            raise FeedError(f"stream {self._log.name} has no event left, so its tip is not known: {advice}")
+
+    async def _read_from(self, begin: int) -> int:
         """Note the events from a sequence on, to the end of the stream; return how many there are."""
-        self._tips = deque([None], maxlen=KEPT)
+        self._tips = deque([None] if begin <= 1 else [], maxlen=KEPT)
+        self._taken = 0
         order, count = Order(), 0
         async for entry in self._log.entries(begin, end=self._sequence, headers_only=True, order=order):
             self._seen(entry)
@@ -126,6 +156,8 @@ class Publisher:
         return count
 
     def _seen(self, entry: Entry) -> None:
+        if not self._tips and entry.kind not in MOVES:
+            self._tips.append(entry.tip)
         self._move(entry.kind, entry.tip)
         self._taken = entry.submission or self._taken
 
@@ -146,6 +178,7 @@ class Publisher:
                 giving = CancelScope()
                 if self._lease is not None:
                     both.start_soon(self._give_places, giving)
+                    both.start_soon(purge_placed, self._log.submissions(), lambda: self._placed)
                 async for message in messages:
                     if isinstance(message, Hello):
                         if message.network_tip is not None:
@@ -189,7 +222,7 @@ class Publisher:
             case BlockApplied():
                 height, tip = message.height, message.point
             case Rollback():
-                tip = self._target(message)
+                tip = target(self._tips, message, self._log.name)
                 height = None if tip is None else tip.height
         self._move(kind, tip)
         return self._headers(kind, tip), height
@@ -212,9 +245,10 @@ class Publisher:
             own = {**headers, **more}
             if len(parts) > 1:
                 own[PART] = f"{number}/{len(parts)}"
-            await self._send(part, own, height if number == len(parts) else None)
+            is_last = number == len(parts)
+            await self._send(part, own, height if is_last else None, self._taken if is_last else 0)
 
-    async def _send(self, body: bytes, headers: dict[str, str], height: int | None) -> None:
+    async def _send(self, body: bytes, headers: dict[str, str], height: int | None, taken: int) -> None:
         assert self._answers is not None
         expected, after = self._sequence, self._last
         self._sequence += 1
@@ -224,7 +258,7 @@ class Publisher:
             stored = await self._answers.publish(self._log.subject, body, headers | own)
         except TROUBLE as error:
             raise Interrupted(f"stream {self._log.name}: {describe(error)}") from error
-        self._window.append(_Sent(stored, self._sequence, len(body), height))
+        self._window.append(_Sent(stored, self._sequence, len(body), height, taken))
         self._bytes += len(body)
         self._moved.set()
 
@@ -246,6 +280,7 @@ class Publisher:
             self._window.popleft()
             self._bytes -= oldest.size
             self.published += 1
+            self._placed = oldest.taken or self._placed
             self._acknowledged("published", oldest.height)
             self._moved.set()
 
@@ -253,22 +288,6 @@ class Publisher:
         """Wait until a message is sent, or is stored."""
         self._moved = anyio.Event() if self._moved.is_set() else self._moved
         await self._moved.wait()
-
-    def _target(self, message: Rollback) -> Point | None:
-        """Return the tip after a rollback."""
-        to = message.to
-        if isinstance(to, str):
-            return None
-        for point in reversed(self._tips):
-            if point is not None and (
-                point.hash == to.hash
-                if to.hash is not None
-                else point.slot <= to.slot
-                if to.slot is not None
-                else point.height == to.height
-            ):
-                return point
-        raise FeedError(f"the end of stream {self._log.name} does not have the block to roll back to: {to}")
 
     def _move(self, kind: str, tip: Point | None) -> None:
         """Note the tip after an event."""

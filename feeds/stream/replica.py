@@ -19,7 +19,8 @@ from feeds.errors import FeedError
 from feeds.link import Link, receive_frame
 from feeds.stream.agreement import agree
 from feeds.stream.connection import TROUBLE
-from feeds.stream.log import MOVES, Log
+from feeds.stream.log import MOVES, OF_THE_CHAIN, Log
+from feeds.stream.order import ID
 from feeds.stream.submissions import publish_all
 from handlers.events import Ack, ChainName, Error, Hello, NetworkTip, Welcome
 from handlers.replication import LOCAL, Following, Logged, Published, Reached, Submission, Unpublished
@@ -27,7 +28,6 @@ from handlers.wire import encode
 
 _Answer = Ack | Error | Welcome | Reached | Submission
 _END_S = 1.0  # between two reports
-_OF_THE_CHAIN = MOVES | {"GenesisOutputs"}  # if one is refused, the daemon has another chain
 _ANSWERS: msgspec.msgpack.Decoder[_Answer] = msgspec.msgpack.Decoder(_Answer)
 
 
@@ -48,6 +48,7 @@ class ReplicaLink(Link):
     ) -> None:
         super().__init__(path, chain=chain, notice=notice)
         self.reached: int | None = None  # sequence of the last message of this stream that the daemon has
+        self.reached_id = ""  # of that message, if it is known
         self._stream, self._end = stream, 0
         self._submitted = submitted
         self._listens = True
@@ -73,8 +74,8 @@ class ReplicaLink(Link):
         welcome = await super()._greet(stream, answers)
         await stream.send(encode(self._following(), "frames"))
         match await self._decoded(answers):
-            case Reached(sequence=sequence):
-                self.reached = sequence
+            case Reached(sequence=sequence, id=known):
+                self.reached, self.reached_id = sequence, known
             case Error(code=code, message=message, retryable=True):
                 raise Away(f"the daemon answered {code}: {message}")
             case answer:
@@ -125,11 +126,33 @@ async def replicate(
             begin = await stream.waited_out(partial(stream.after, welcome.tip))
         else:
             begin = link.reached + 1
-            if (end := (await stream.waited_out(stream.ends))[1]) < link.reached:
-                lost = f"stream {stream.name} ends at {end}, and message {link.reached} was applied"
-                raise FeedError(f"{lost}: the servers have lost messages; start from a backup of a replica")
+            await stream.waited_out(partial(check_reached, stream, link.reached, link.reached_id))
         async with aclosing(_messages(stream, begin, identity)) as messages:
             await link.feed(messages)
+
+
+async def check_reached(stream: Log, reached: int, known: str) -> None:
+    """Check that the stream still has the last message that the daemon has applied, unless it is too old.
+
+    Raises:
+        FeedError: it has not.
+        TROUBLE: no server answers.
+    """
+    advice = "the servers have lost messages; start from a backup of a replica"
+    first, end = await stream.ends()
+    if end < reached:
+        raise FeedError(f"stream {stream.name} ends at {end}, and message {reached} was applied: {advice}")
+    if known and first <= reached and await _id_at(stream, reached) not in {known, None}:
+        raise FeedError(f"message {reached} of stream {stream.name} is not the one that was applied: {advice}")
+
+
+async def _id_at(stream: Log, sequence: int) -> str | None:
+    """Return the id of a message; None if it has been deleted meanwhile."""
+    async with aclosing(stream.messages(sequence, sequence + 1, sequence, headers_only=True)) as messages:
+        async for found, headers, _, _ in messages:
+            if found == sequence:
+                return headers.get(ID)
+    return None
 
 
 async def _messages(stream: Log, begin: int, identity: str) -> AsyncGenerator[Hello | Encoded, None]:
@@ -141,13 +164,13 @@ async def _messages(stream: Log, begin: int, identity: str) -> AsyncGenerator[He
                 network_height = entry.network_height
                 yield Hello(client="utxod-replica/1", network_tip=NetworkTip(entry.network_height))
             tip = entry.tip if entry.kind in MOVES else None
-            place = Logged(stream=identity, sequence=entry.sequence, at=entry.at, origin=entry.origin)
+            place = Logged(stream=identity, sequence=entry.sequence, at=entry.at, origin=entry.origin, id=entry.id)
             yield Encoded(
                 entry.raw,
                 None if tip is None else tip.hash,
                 None if tip is None else tip.height,
                 encode(place, "frames"),
-                None if entry.kind in _OF_THE_CHAIN else _as_in_all_replicas,
+                None if entry.kind in OF_THE_CHAIN else _as_in_all_replicas,  # refused: the daemon has another chain
             )
 
 

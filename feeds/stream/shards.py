@@ -13,7 +13,7 @@ from feeds.errors import FeedError
 from feeds.stream.connection import Connection
 from feeds.stream.lease import Lease
 from feeds.stream.log import KIND, MOVES, NETWORK, SOURCE, TIP, Entry, Log
-from feeds.stream.publisher import KEPT, Publisher
+from feeds.stream.publisher import Publisher
 from feeds.stream.tips import header_of
 from formats.shards import Shard
 from handlers.events import ChainName, Inbound, Point
@@ -106,17 +106,16 @@ class ShardPublisher(Publisher):
         """
         await self.feed(cast("AsyncIterable[Inbound]", parts))
 
-    async def _read_end(self, begin: int) -> int:
+    async def _read_end(self, first: int) -> None:
         """Note the last event: only its source and tip are needed."""
         start, kept = await self._shard_log.start(), self._NEAR
         self.source = 0 if start is None else start.source
-        while (found := await super()._read_end(max(begin, self._sequence - kept))) == 0:
-            if self._sequence - kept <= begin:
-                if begin > 1:
-                    raise FeedError(f"stream {self._log.name} has no whole event in its last {KEPT} messages")
+        while await self._read_from(max(first, self._sequence - kept)) == 0:
+            if self._sequence - kept <= first:
+                if first > 1:
+                    raise FeedError(f"stream {self._log.name} has no whole event left, so its end is not known")
                 break
             kept *= 10
-        return found
 
     def _seen(self, entry: Entry) -> None:
         super()._seen(entry)

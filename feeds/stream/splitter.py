@@ -45,11 +45,11 @@ class Splitter:
             await self._lease.take(self._replicas)
         except TROUBLE as error:
             raise Interrupted(f"stream {self._main.name}: {describe(error)}") from error
-        for lane in self._lanes:
-            await lane.arrive()
         with unwrapped():
             async with anyio.create_task_group() as both:
                 both.start_soon(self._lease.renew)
+                for lane in self._lanes:
+                    await lane.arrive()
                 async with anyio.create_task_group() as feeding, AsyncExitStack() as queues:
                     send = list[MemoryObjectSendStream[Copied]]()
                     for lane in self._lanes:

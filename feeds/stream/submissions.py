@@ -19,7 +19,7 @@ from nats.js.api import DiscardPolicy, Header, RetentionPolicy, StorageType, Str
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from feeds.stream.connection import TROUBLE, describe
-from feeds.stream.log import KIND, ORIGIN, PART, PAYLOAD_HEADERS, Log
+from feeds.stream.log import KIND, OF_THE_CHAIN, ORIGIN, PART, PAYLOAD_HEADERS, Log
 from handlers import wire
 from handlers.refusal import Refused
 from handlers.replication import Published, Submission, Unpublished
@@ -30,6 +30,8 @@ _UNFINISHED_BYTES = 64 << 20  # of submissions of which parts are missing
 _AT_ONCE = 256  # submissions that are published and not stored yet
 _AGAIN_S = 0.2
 _PURGE_S = 10.0
+_OLDEST_S = 120.0  # then the servers delete it, so incomplete and late ones do not use up the space
+_NO_MESSAGE = 1 << 62  # a sequence
 
 
 class Taken(Struct, frozen=True):
@@ -50,6 +52,7 @@ async def create(stream: Log, replicas: int) -> None:
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
         max_bytes=_MOST_BYTES,
+        max_age=_OLDEST_S,
         num_replicas=replicas,
         allow_direct=True,
     )
@@ -60,34 +63,73 @@ async def create(stream: Log, replicas: int) -> None:
             await api.add_stream(config)
 
 
-async def taking(stream: Log, begin: int) -> AsyncIterator[Taken]:
-    """Yield submissions from a sequence on, and wait for new ones. Those before it are deleted.
-
-    What is too late, or not complete, is left out.
-    """
-    parts: dict[str, list[bytes]] = {}  # of unfinished ones, by origin, the oldest first
-    first, _ = await stream.waited_out(stream.ends)
-    purged_at = float("-inf")
-    async for sequence, headers, body, _ in stream.messages(max(first, begin), max(first, begin)):
-        origin = headers[ORIGIN]
-        if time.monotonic() - purged_at > _PURGE_S:
-            purged_at = time.monotonic()
+async def purge_placed(stream: Log, placed: Callable[[], int]) -> None:
+    """Delete submissions up to the last whose place is stored, until cancelled: they use up the space for new ones."""
+    purged = 0
+    while True:
+        await anyio.sleep(_PURGE_S)
+        if (last := placed()) > purged:
             with suppress(*TROUBLE):
                 async with stream.connection.api() as api:
-                    await api.purge_stream(stream.name, seq=begin)
+                    await api.purge_stream(stream.name, seq=last + 1)
+                purged = last
+
+
+class _Part(Struct, frozen=True):
+    """What the headers of a message say."""
+
+    kind: str
+    origin: str
+    until: int
+    number: int
+    count: int
+
+
+def _part(headers: dict[str, str]) -> _Part | None:
+    """Return what the headers of a message say; None if no replica has published it."""
+    try:
         number, count = map(int, headers.get(PART, "1/1").split("/"))
+        return _Part(headers[KIND], headers[ORIGIN], int(headers[UNTIL]), number, count)
+    except (KeyError, ValueError):
+        return None
+
+
+async def taking(stream: Log, begin: int) -> AsyncIterator[Taken]:
+    """Yield submissions from a sequence on, and wait for new ones.
+
+    What is too late, not complete, or not from a replica is left out. If the stream has become shorter, because it was
+    deleted or its servers have lost messages, all that come next are new.
+    """
+    parts: dict[str, list[bytes]] = {}  # of unfinished ones, by origin, the oldest first
+    first, last = await stream.waited_out(stream.ends)
+    async for sequence, headers, body, _ in stream.messages(max(first, min(begin, last + 1)), _NO_MESSAGE):
+        part = _part(headers)
+        if part is None:
+            stream.notice(f"message {sequence} of stream {stream.name} is not from a replica: it is ignored")
+            continue
+        origin = part.origin
         found = parts.pop(origin, [])
-        if number != len(found) + 1:  # the parts before it came before `begin`
+        if part.number != len(found) + 1:  # the parts before it came before `begin`
             continue
         found.append(body)
-        if number < count:
+        if part.number < part.count:
             parts[origin] = found
-            while sum(len(part) for each in parts.values() for part in each) > _UNFINISHED_BYTES:
+            while sum(len(each) for several in parts.values() for each in several) > _UNFINISHED_BYTES:
                 del parts[next(iter(parts))]
-        elif time.time() * 1000 > int(headers[UNTIL]):
+        elif time.time() * 1000 > part.until:
             stream.notice(f"submission {origin} came too late: its client was refused")
+        elif not _is(raw := b"".join(found), part.kind):
+            stream.notice(f"submission {origin} is not a {part.kind}: it is ignored")
         else:
-            yield Taken(sequence, headers[KIND], b"".join(found), origin)
+            yield Taken(sequence, part.kind, raw, origin)
+
+
+def _is(raw: bytes, kind: str) -> bool:
+    """Return whether a body is a message of a kind, and not one of the chain."""
+    try:
+        return wire.peek(raw, "frames") == kind and kind not in OF_THE_CHAIN
+    except Refused:
+        return False
 
 
 async def publish_all(
@@ -119,7 +161,7 @@ async def _published(stream: Log, submission: Submission) -> Published | Unpubli
         return Unpublished(origin=origin, code=refused.refusal.code, message=refused.refusal.message)
     raw = wire.encode(replace(message, seq=None), "frames")[wire.LENGTH.size :]
     headers = {KIND: type(message).__name__, ORIGIN: origin, UNTIL: str(submission.until)}
-    why = ""
+    why, is_certain = "", True
     while time.time() * 1000 < submission.until:
         try:
             longest = (await stream.connection.client()).max_payload - PAYLOAD_HEADERS
@@ -134,11 +176,11 @@ async def _published(stream: Log, submission: Submission) -> Published | Unpubli
         except NoStreamResponseError:
             why = f"there is no stream {stream.name}, or it has no leader now"
         except ServiceUnavailableError as error:
-            why = f"stream {stream.name}: {describe(error)}"
-        except APIError as error:  # it was not stored
+            why, is_certain = f"stream {stream.name}: {describe(error)}", False
+        except APIError as error:  # it was not stored by this attempt
             what = f"stream {stream.name} does not take the message: {describe(error)}"
-            return Unpublished(origin=origin, code="unavailable", message=what, retryable=True)
+            return Unpublished(origin=origin, code="unavailable", message=what, retryable=True, certain=is_certain)
         except TROUBLE as error:
-            why = f"stream {stream.name}: {describe(error)}"
+            why, is_certain = f"stream {stream.name}: {describe(error)}", False
         await anyio.sleep(_AGAIN_S)
     return Unpublished(origin=origin, code="unavailable", message=why, retryable=True, certain=False)

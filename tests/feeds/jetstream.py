@@ -128,6 +128,22 @@ def purge(url: str, name: str, upto: int) -> None:
     asyncio.run(_purge(url, name, upto))
 
 
+async def _empty(url: str, name: str) -> None:
+    client = await nats.connect(url)
+    try:
+        stream = client.jetstream()
+        config = (await stream.stream_info(name)).config
+        await stream.delete_stream(name)
+        await stream.add_stream(config)
+    finally:
+        await client.close()
+
+
+def empty(url: str, name: str) -> None:
+    """Delete a stream, and create it again."""
+    asyncio.run(_empty(url, name))
+
+
 async def _leader(url: str, name: str) -> str:
     client = await nats.connect(url.split(","))
     try:

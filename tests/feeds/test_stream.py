@@ -16,7 +16,7 @@ from bitcoin_feeds import BITCOIN, cli
 from bitcoin_rpc_chain import FakeNode
 from bitcoin_rpc_server import LOGIN, RpcServer, serving
 from daemons import PATIENCE_S, ROOT, environment, running
-from jetstream import PROGRAM, Server, headers, moves, purge, servers
+from jetstream import PROGRAM, Server, empty, headers, moves, purge, servers
 from nats.js.errors import NotFoundError
 from patience import until
 from streams import REGTEST, assert_follow, feeder, replicas, root
@@ -92,6 +92,16 @@ def test_a_second_feeder_takes_over(tmp_path: Path, nats: Server, rpc: RpcServer
             assert_follow(made, node)
             assert second.process.poll() is None
     assert moves(headers(nats.url, REGTEST)) == [("BlockApplied", height) for height in range(node.height + 1)]
+
+
+def test_an_idle_replica_notices_that_its_stream_is_another(
+    tmp_path: Path, nats: Server, rpc: RpcServer, node: FakeNode
+) -> None:
+    with feeder(tmp_path / "f", rpc, nats.url) as feed, replicas(tmp_path, nats.url, 1) as (daemon,):
+        assert_follow([daemon], node)
+        feed.kill()
+        empty(nats.url, REGTEST)
+        until(lambda: f"stream {REGTEST} has lost messages" in daemon.log_text(), within_s=60)
 
 
 def test_long_events_are_published_in_parts(tmp_path: Path, rpc: RpcServer, node: FakeNode) -> None:
