@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from daemon.gateway.deltas import merged_delta, read_delta
 from daemon.gateway.link import ShardLink, Unavailable
-from daemon.gateway.merging import Merge, Refused
+from daemon.gateway.merging import Merge, check
 from daemon.gateway.places import ChangePlaces, ListPlaces
 from daemon.gateway.shards import Shards
 from daemon.http.changes import since_of
@@ -53,6 +53,7 @@ _CHANGES_REFUSE, _NO_TX_HAS = frozenset({"order", "page", "asset"}), frozenset({
 _PASSED_ON = ("etag", "vary", "cache-control", "content-type", "x-next-cursor", "x-history-from")
 _TIP = ("x-tip-height", "x-tip-slot", "x-tip-hash")
 _ALL = {COUNT_HEADER.decode(): "1"}
+_CLIENT_GONE = 499  # is not sent, and counted in the metrics
 _DEEPEST = 1 << 20  # items after which the size of the first parts does not grow
 _read_balance = msgspec.json.Decoder(Balance).decode
 _read_facts = msgspec.json.Decoder(BlockFacts).decode
@@ -107,10 +108,11 @@ class Routes:
         async with anyio.create_task_group() as tasks:
             for link in self._shards.links:
                 tasks.start_soon(ask, link)
-        there = next((each for each in found if each.status_code != 404), None)
-        if there is None and failures:
+        best = min(found, key=lambda each: (each.status_code >= 400, each.status_code == 404), default=None)
+        if failures and (best is None or best.status_code == 404):
             raise failures[0]
-        return there or found[0]
+        assert best is not None
+        return best
 
     # --- lists ---------------------------------------------------------------------------------------------------
 
@@ -198,6 +200,8 @@ class Routes:
         """What one block created and spent."""
         as_cbor = wants_cbor(request.scope)
         async with self._one:
+            if await request.is_disconnected():  # while others had theirs
+                return Response(status_code=_CLIENT_GONE)
             tip, answers = await self._all(request, {**_ALL, "accept": CBOR} if as_cbor else _ALL)
             etag, headers = _stamp(tip, as_cbor=as_cbor)
             if known(request.scope, etag):
@@ -217,9 +221,7 @@ class Routes:
         self, request: Request, headers: Mapping[str, str] | None = None
     ) -> tuple[Point | None, list[Answer]]:
         agreed = await self._shards.agreed(target(request.scope), [headers or {}] * len(self._shards))
-        for each in agreed.answers:
-            if each.status != 200:
-                raise Refused(each, agreed.tip)
+        check(agreed.answers, agreed.tip)
         return agreed.tip, agreed.answers
 
 

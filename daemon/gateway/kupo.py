@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import quote
 
 import anyio
+import structlog
 from msgspec import UNSET
-from starlette.types import Scope, Send
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
 from config.settings import Config
 from daemon.gateway.link import ShardLink, Unavailable
@@ -28,7 +30,12 @@ from handlers.answers import Failure
 from handlers.cursors import BadCursor
 from handlers.events import Point
 
+log = structlog.get_logger("gateway")
+
+_Gone = Callable[[], Awaitable[bool]]
 _NOTHING = b"null"
+_GONE = "utxod_gone"  # in a scope: whether the client has disconnected
+_USELESS = 2  # the rank of an answer that knows nothing
 _EXPECTED = 1000  # matches of an answer without `limit`
 _PIECE = 128 << 10
 _PASSED_ON = ("content-type", "etag", "x-most-recent-checkpoint", "x-next-cursor")
@@ -50,6 +57,13 @@ class GatewayKupo(Paths):
             "patterns": (self._of_any, range(3)),
             "metadata": (self._of_any, range(1, 2)),
         }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http":
+            scope = dict(scope)
+            scope[_GONE] = Request(scope, receive).is_disconnected
+        await super().__call__(scope, receive, send)
 
     def refusal(self, scope: Scope, error: Exception) -> Refused:
         """Return an error in Kupo's format."""
@@ -79,6 +93,7 @@ class GatewayKupo(Paths):
         except BadCursor as error:
             raise Refused(400, "`cursor` was not returned by an answer to this request") from error
         merge = Merge(self._shards, _target(scope), places, requested.order, _accepted(scope), _tip_of)
+        gone: _Gone = scope[_GONE]
         try:
             await merge.begin(requested.limit or _EXPECTED)
             kind = content_type(scope)
@@ -86,21 +101,22 @@ class GatewayKupo(Paths):
             if merge.tip is not None and header(scope, b"if-none-match") == merge.tip.hash.hex():
                 await send_all(send, 304, headers)
             elif requested.limit is not None:
-                items, cursor = await merge.page(0, requested.limit)
+                items, cursor = await merge.page(0, requested.limit, gone)
                 more = [] if cursor is None else [(b"x-next-cursor", cursor.encode())]
                 await send_all(send, 200, [*headers, *more], b"[" + b",".join(items) + b"]")
             else:
-                await _stream(send, merge, headers)
+                await _stream(send, merge, headers, gone)
         except ShardRefused as refused:
             await _pass_on(send, refused.answer)
 
     async def _known(self, scope: Scope, send: Send, _: list[str]) -> None:
         """A datum or a script, from any shard that knows it."""
         answers, failures = await self._all(scope)
-        found = [each for each in answers if each.body != _NOTHING]
-        if not found and failures:
+        best = min(answers, key=_usefulness, default=None)
+        if failures and (best is None or _usefulness(best) == _USELESS):
             raise failures[0]
-        await _pass_on(send, (found or answers)[0])
+        assert best is not None
+        await _pass_on(send, best)
 
     async def _of_any(self, scope: Scope, send: Send, _: list[str]) -> None:
         """What all shards answer alike."""
@@ -113,7 +129,7 @@ class GatewayKupo(Paths):
         answers, failures = await self._all(scope)
         if failures:
             raise failures[0]
-        await _pass_on(send, max(answers, key=lambda each: (each.status, -_slot(each.fields))))
+        await _pass_on(send, max(answers, key=lambda each: (each.status, -_slot(each.fields, "0"))))
 
     async def _all(self, scope: Scope) -> tuple[list[Answer], list[Unavailable]]:
         answers, failures = list[Answer](), list[Unavailable]()
@@ -133,11 +149,29 @@ class GatewayKupo(Paths):
         return await link.ask(_target(scope), _accepted(scope))
 
 
-async def _stream(send: Send, merge: Merge, headers: Headers) -> None:
-    """Send all matches in pieces."""
+def _usefulness(found: Answer) -> int:
+    """Return the rank of a shard's answer: what it knows is first, an error second, that it knows nothing last."""
+    if found.status >= 400:
+        return 1
+    return _USELESS if found.body == _NOTHING else 0
+
+
+async def _stream(send: Send, merge: Merge, headers: Headers, gone: _Gone) -> None:
+    """Send all matches in pieces; an answer that cannot be completed breaks off, which ends the connection."""
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    try:
+        await _send_pieces(send, merge, gone)
+    except ShardRefused as refused:
+        log.warning("answer_incomplete", reason=f"a shard answered {refused.answer.status} {refused.answer.reason}")
+    except Problem as problem:
+        log.warning("answer_incomplete", reason=str(problem))
+
+
+async def _send_pieces(send: Send, merge: Merge, gone: _Gone) -> None:
     texts, size, before = list[bytes](), 0, b"["
     async for batch in merge.batches():
+        if await gone():
+            return
         texts += [each.item for each in batch]
         size += sum(len(each.item) for each in batch)
         if size >= _PIECE:
@@ -169,8 +203,9 @@ def _tip_of(fields: Mapping[str, str]) -> Point | None:
     return Point(0, _slot(fields), bytes.fromhex(fields["etag"]))
 
 
-def _slot(fields: Mapping[str, str]) -> int:
-    return int(fields["x-most-recent-checkpoint"])
+def _slot(fields: Mapping[str, str], missing: str | None = None) -> int:
+    name = "x-most-recent-checkpoint"
+    return int(fields[name] if missing is None else fields.get(name, missing))
 
 
 def _named(tip: Point | None) -> Headers:

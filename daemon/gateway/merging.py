@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from math import isqrt
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from handlers.events import Point
 from handlers.parts import Key, Part
 from handlers.walk import Order
 
+_key = attrgetter("key")
 _SLACK = 8  # items of a part beyond the expected share of its shard
 _COUNT, _CURSOR = COUNT_HEADER.decode(), CURSOR_HEADER.decode()
 
@@ -27,6 +29,17 @@ class Refused(Exception):
     def __init__(self, answer: Answer, tip: Point | None) -> None:
         super().__init__(answer.reason)
         self.answer, self.tip = answer, tip
+
+
+def check(answers: Iterable[Answer], tip: Point | None) -> None:
+    """Check that all shards answered.
+
+    Raises:
+        Refused: one answered with an error; one that failed is before one that refuses the request.
+    """
+    worst = max(answers, key=lambda each: (each.status != 200, each.status >= 500))
+    if worst.status != 200:
+        raise Refused(worst, tip)
 
 
 class Merged(NamedTuple):
@@ -43,6 +56,7 @@ class Places:
 
     def __init__(self, count: int) -> None:
         self.of_shards: list[str | None] = [None] * count  # the cursors of the shards with which the list begins
+        self.last: Key | None = None  # of the last item on the pages before, as it is ordered
 
     def learn(self, cut: str) -> None:
         """Learn the fields that the cursors of all shards have in common, from one of them."""
@@ -61,16 +75,19 @@ class _Stream:
 
     def __init__(self, cursor: str | None) -> None:
         self.cursor, self.more = cursor, True
+        self._from_start = cursor is None  # none of its items is on the pages before
         self.items: list[Merged] = []
 
     def take(self, shard: int, part: Part, order: Order, places: Places) -> None:
-        """Add the next part."""
+        """Add the next part, without new items that are ordered before the end of the last page."""
         keys = part.keys if order == "asc" else [(-a, -b, -c, -d) for a, b, c, d in part.keys]
         items = zip(keys, [shard] * len(keys), part.numbers, part.items, strict=True)
         self.items, self.more = [Merged._make(each) for each in items], part.more
         places.learn(part.cut)
         if self.more:
             self.cursor = places.after(self.items[-1])
+        if self._from_start and places.last is not None:
+            del self.items[: bisect_right(self.items, places.last, key=_key)]
 
 
 class Merge:
@@ -114,9 +131,7 @@ class Merge:
         return headers
 
     def _take(self, which: Iterable[int], answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            if answer.status != 200:
-                raise Refused(answer, self.tip)
+        check(answers, self.tip)
         for n, answer in zip(which, answers, strict=True):
             link = self._shards.links[n]
             try:
@@ -127,17 +142,20 @@ class Merge:
                 raise Unavailable(link.shard, link.url, f"a part of a list cannot be read: {error}") from error
 
     async def batches(self) -> AsyncIterator[list[Merged]]:
-        """Yield the items in order, some at a time."""
+        """Yield the items in order, some at a time; a batch may be empty."""
         while True:
             dry = [n for n, stream in enumerate(self._streams) if stream.more and not stream.items]
             if dry:
                 self._count = min(self._count * 2, MOST)
                 self._take(dry, await self._shards.pinned(dry, self._target, self._requests(dry), self.tip))
+                if any(stream.more and not stream.items for stream in self._streams):
+                    yield []
+                    continue
             bound = min((stream.items[-1].key for stream in self._streams if stream.more), default=None)
             batch = list[Merged]()
             for stream in self._streams:
                 items = stream.items
-                end = len(items) if bound is None else bisect_right(items, bound, key=lambda each: each.key)
+                end = len(items) if bound is None else bisect_right(items, bound, key=_key)
                 batch += items[:end]
                 del items[:end]
             if not batch:

@@ -12,20 +12,24 @@ from handlers import cursors
 from handlers.boundary import Cut
 from handlers.changes import Change, ChangesCut
 from handlers.cursors import BadCursor
-from handlers.parts import CREATED
+from handlers.parts import CREATED, Key
 from handlers.walk import PLACE, Order
 
 _read_change = msgspec.json.Decoder(Change).decode
 
 
 class _ListCut(Struct, array_like=True, frozen=True):
-    """A cursor of a list: the fields of those of shards, and the numbers of the last items that were listed."""
+    """A cursor of a list: the fields of those of shards, and the numbers of the last items that were listed.
+
+    `last` is the key of the last of them, as it is ordered.
+    """
 
     ordinal: int
     hash: bytes
     order: Order
     key: bytes
     numbers: list[int | None]
+    last: Key
 
 
 class _ChangesCut(Struct, array_like=True, frozen=True):
@@ -55,7 +59,7 @@ class ListPlaces(Places):
                 if number is not None:
                     own = Cut(cut.ordinal, cut.hash, _place(number), cut.order, cut.key)
                     self.of_shards[n] = cursors.write(own)
-            self._numbers = cut.numbers
+            self._numbers, self.last = cut.numbers, cut.last
 
     def learn(self, cut: str) -> None:
         """Learn the fields that the cursors of all shards have in common."""
@@ -69,7 +73,8 @@ class ListPlaces(Places):
         """Return the gateway's cursor after a page; `last` are the last items of it, by shard."""
         cut = self._cut
         numbers = [last[n].number if n in last else number for n, number in enumerate(self._numbers)]
-        return cursors.write(_ListCut(cut.ordinal, cut.hash, cut.order, cut.key, numbers))
+        final = max(each.key for each in last.values())
+        return cursors.write(_ListCut(cut.ordinal, cut.hash, cut.order, cut.key, numbers, final))
 
 
 class ChangePlaces(Places):
