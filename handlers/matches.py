@@ -58,13 +58,14 @@ class Wanted(Struct, frozen=True, kw_only=True):
     spent: bool = True  # whether outputs that were spent in the window match
     created: Range | None = None  # in blocks of these ordinals
     spent_in: Range | None = None
+    bounds: tuple[object, ...] = ()  # of both ranges as requested: their ordinals may change with the tip
     order: Order = "desc"
 
     @property
     def question(self) -> bytes:
         """Return what distinguishes this list from others, for its cursors."""
         conditions = (self.lists, self.asset, self.policy, self.txid, self.index, self.unspent, self.spent)
-        return repr((*conditions, self.owns is not None, self.created, self.spent_in)).encode()
+        return repr((*conditions, self.owns is not None, self.bounds)).encode()
 
 
 class Matches:

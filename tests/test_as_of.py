@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from chains import (
@@ -22,9 +24,12 @@ from chains import (
     random_genesis,
 )
 
+from daemon.http.kupo.matches import MatchesRoute
+from daemon.turns import Turns
+from handlers.addresses import codec
 from handlers.as_of import AS_OF, NotAsOf
 from handlers.matches import Matches, Wanted
-from handlers.query import Query, Snapshot
+from handlers.query import NoIndex, Query, Snapshot
 from handlers.touched import touching
 from handlers.walk import Order
 from storage.history.output_keys import address_key
@@ -83,6 +88,48 @@ def test_answers_are_those_of_the_time_when_the_block_was_the_tip(tmp_path: Path
             assert pictured(query, txids) == earlier[each.hash], each.height
             differ += earlier[each.hash] != earlier[after.hash]
         assert differ > 6
+
+
+def matches_of(route: MatchesRoute, name: str, block_hash: bytes | None = None) -> bytes:
+    """Return an answer of Kupo's API."""
+    before, bodies = AS_OF.set(block_hash), list[bytes]()
+    scope = {"type": "http", "query_string": b"unspent", "headers": []}
+
+    async def send(message: Any) -> None:
+        bodies.append(message.get("body", b""))
+
+    try:
+        anyio.run(route.answer, scope, send, f"{credential(name).hex()}/*", lambda *_: ([], False))
+    finally:
+        AS_OF.reset(before)
+    return b"".join(bodies)
+
+
+def test_cached_matches_are_those_of_the_block_and_need_their_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = Random(1)
+    with open_chain(tmp_path, **WINDOWS) as chain:
+        chain.seed(random_genesis(rng))
+        *blocks, last = random_chain(rng, 12)
+        feed(chain, *blocks)
+        chain.commit()
+        query = query_of(chain)
+        site: Any = SimpleNamespace(query=query, codec=codec("cardano", "mainnet"), turns=Turns())
+        route, names, differ = MatchesRoute(site), ("ann", "bob", "cid"), 0
+        for each in blocks[::-1]:
+            for name in names:
+                now = matches_of(route, name)
+                earlier = matches_of(route, name, each.hash)
+                assert earlier == matches_of(MatchesRoute(site), name, each.hash), (name, each.height)
+                differ += now != earlier
+        assert differ > 6
+        feed(chain, last)
+        chain.commit()
+        monkeypatch.setattr(query.store, "kept_indexes", lambda _: [])
+        for name in names:
+            with pytest.raises(NoIndex):
+                matches_of(route, name)
 
 
 def test_blocks_that_are_unknown_or_below_the_floor_are_refused(tmp_path: Path) -> None:

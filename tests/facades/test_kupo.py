@@ -317,6 +317,26 @@ def test_pages_while_blocks_come_and_go() -> None:
             assert pages(api, f"unspent&limit={len(live)}") == live
 
 
+def test_pages_of_a_range_continue_after_a_new_block() -> None:
+    """A range without an end is the same list at every tip."""
+    chain = blocks()
+    slot, other = chain[20].slot, chain[21].slot
+    with short_folder() as folder, served(folder, before(), *chain[:40]) as api:
+        nexts = dict[str, str]()
+        for name in ("created_after", "spent_after"):
+            path = f"/kupo/matches?{name}={slot}&order=oldest_first&limit=3"
+            nexts[name] = f"{path}&cursor={api.ask(path).headers['x-next-cursor']}"
+        pages_before = [txids(api.ask(path)) for path in nexts.values()]
+        feed(api, chain[40])
+        assert [txids(api.ask(path)) for path in nexts.values()] == pages_before
+        assert api.ask(nexts["created_after"].replace(str(slot), str(other))).status_code == 400
+
+
+def txids(answer: httpx.Response) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return [each["transaction_id"] for each in answer.json()]
+
+
 def test_answers_with_unspent_outputs_follow_the_chain() -> None:
     """An answer of an earlier block is returned only if none of its outputs was spent and none was added."""
     chain, first = blocks(), 20

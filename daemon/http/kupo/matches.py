@@ -26,7 +26,7 @@ from handlers.parts import Part as ShardPart
 from handlers.parts import Wanted as PartWanted
 from handlers.parts import keys_of_outputs
 from handlers.query import Boundary, CursorGone, Snapshot
-from handlers.rendering import Halves, Written
+from handlers.rendering import Halves
 from handlers.spends import Spends
 from storage.history.layout import Numbers
 
@@ -62,7 +62,6 @@ class MatchesRoute:
         self._site, self._turns = site, site.turns
         self._writer = Writer(site.codec.write)
         self._boundary: Boundary | None = None  # of the answers, and of what was spent
-        self._branch: Written | None = None  # of the answers with unspent outputs, and of what outputs share
         self._answers: dict[_Question, _Kept] = {}
         self._left = _CACHE_BYTES
         self._spends: Spends | None = None
@@ -91,15 +90,18 @@ class MatchesRoute:
 
     def _prepare(self, shot: Snapshot) -> None:
         """Drop entries that are not valid at this block boundary."""
-        if shot.boundary is not self._boundary:
-            self._boundary, self._answers, self._left, self._spends = shot.boundary, {}, _CACHE_BYTES, None
-        if shot.boundary.written is not self._branch:
-            self._branch = shot.boundary.written
+        now, before = shot.boundary, self._boundary
+        if now is before:
+            return
+        self._boundary, self._answers, self._left, self._spends = now, {}, _CACHE_BYTES, None
+        if before is None or now.written is not before.written or now.indexes != before.indexes:
             self._unspent, self._creations = Halves(_CACHE_BYTES), Creations()
 
     def _unchanged(self, shot: Snapshot, question: _Question) -> _Kept | None:
         """Return an answer of an earlier block whose outputs are unspent, if no output was added to its list."""
-        known = self._unspent.find(question)  # never a part: it may be of an earlier block than the answer
+        if shot.boundary.kept.revived is not None:  # as of an earlier block, at which other outputs were unspent
+            return None
+        known = self._unspent.find(question)
         if known is None or not shot.owners.nothing_reassigned:
             return None
         (index, prefix), stored = known.where, shot.stored

@@ -199,6 +199,7 @@ def wanted(shot: Snapshot, pattern: Pattern, requested: Parameters) -> Wanted:
         spent=requested.spent,
         created=(1, 0) if contradict else _range(shot, *requested.created),
         spent_in=_range(shot, *requested.spent_in),
+        bounds=(*requested.created, *requested.spent_in),
         order=requested.order,
     )
 
