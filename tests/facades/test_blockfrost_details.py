@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import blockfrost_schema
 import cbor2
 import httpx
@@ -23,6 +25,9 @@ from preview import CODEC, before, blocks, coins, feed, served
 from questions import Api, short_folder
 from stand_in import RESERVES, TREASURY, Node, node
 
+from daemon.http.blockfrost import network
+from daemon.http.blockfrost.requests import Refused
+from daemon.turns import Turns
 from feeds.cardano.details import Extras, Redeemer, read_details, read_extras
 from feeds.cardano.errors import BlockError
 from feeds.cardano.transaction import read_transaction
@@ -146,6 +151,19 @@ def test_a_transaction_whose_bytes_are_kept(frost: Api) -> None:
     ]
 
 
+def test_a_transaction_that_fails_in_its_block(frost: Api) -> None:
+    """It spends its collateral, although it was submitted as a valid one."""
+    first, second, third, *_ = live()
+    inputs = [[each.txid, each.number] for each in (first, second)]
+    output = {0: TO, 1: first.output.value + second.output.value - 200_000}
+    raw = cbor2.dumps([{0: inputs, 1: [output], 2: 200_000, 13: [[third.txid, third.number]]}, {}, True, None])
+    txid, tip = submit(frost, raw), blocks()[-1]
+    block = replace(tip, height=tip.height + 1, slot=(tip.slot or 0) + 20, hash=b"\x01" * 32, prev_hash=tip.hash)
+    feed(frost, replace(block, txs=[replace(read_transaction(raw), valid=False)]))
+    found = ask(frost, f"/txs/{txid}")
+    assert (found["valid_contract"], found["utxo_count"]) == (False, 1)
+
+
 def test_a_transaction_after_one_that_waits(frost: Api) -> None:
     first, *_ = live()
     parent = submit(frost, transaction(*live()[:2]))
@@ -199,6 +217,33 @@ def test_required_facts_that_were_not_sent() -> None:
         refused(api, "/blocks/latest", 501, "the size of the block")
         refused(api, f"/blocks/{last.height}/next", 501, "the size of the block")
         assert ask(api, f"/blocks/{last.height}")["slot_leader"].startswith("pool1")
+
+
+def test_the_sums_of_an_epoch_end_at_the_first_unknown_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others get turns while they are made, and known ones are not made again."""
+    read, turns, ages = list[int](), Turns(), list[int]()
+    unknown = 120
+
+    def made(_: object, ordinal: int) -> tuple[int, int | None]:
+        read.append(ordinal)
+        return 2, None if ordinal == unknown else 1
+
+    def block(ordinal: int) -> SimpleNamespace:
+        return SimpleNamespace(hash=b"%d" % ordinal, slot=ordinal, txs=1)
+
+    def shot(tip: int) -> Any:
+        made_up = SimpleNamespace(block=block, stored=SimpleNamespace(block=block), tip=lambda: block(tip))
+        return SimpleNamespace(**vars(made_up), state=SimpleNamespace(tip=tip), check_age=lambda: ages.append(1))
+
+    monkeypatch.setattr(network, "sums", made)
+    chain = network.Chain("preview", None)
+    found = anyio.run(chain.epoch, shot(100), turns)
+    assert found is not None and (found["output"], found["fees"], found["tx_count"]) == ("200", "100", 100)
+    assert len(read) == 100 and len(ages) > 5
+    for tip in (150, 160):
+        with pytest.raises(Refused, match="the fees of all transactions"):
+            anyio.run(chain.epoch, shot(tip), turns)
+        assert read[100:] == [*range(101, unknown + 1)]
 
 
 def test_outputs_that_were_never_stored() -> None:

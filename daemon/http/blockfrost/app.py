@@ -109,6 +109,9 @@ class Blockfrost:
         async def datum_cbor(query: Query) -> Content:
             return {"cbor": (await scripts.datum(query.shot, turns, query.args[0])).hex()}
 
+        async def epoch(query: Query) -> Content:
+            return _known(await chain.epoch(query.shot, turns))
+
         def block(query: Query) -> int:
             return blocks.ordinal_of(query.shot, query.args[0])
 
@@ -142,7 +145,7 @@ class Blockfrost:
             "/blocks/*/next": lambda query: blocks.neighbours(query.shot, chain, block(query), query.paging, 1),
             "/blocks/*/previous": lambda query: blocks.neighbours(query.shot, chain, block(query), query.paging, -1),
             "/genesis": lambda _: _known(chain.genesis),
-            "/epochs/latest": lambda query: _known(chain.epoch(query.shot)),
+            "/epochs/latest": epoch,
         }
 
     def _from_records(self) -> dict[str, _FromStore]:

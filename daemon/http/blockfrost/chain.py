@@ -216,7 +216,7 @@ def _spent(shot: Snapshot, tx: TxFound) -> list[int] | None:
 def _details(shot: Snapshot, tx: TxFound, place: int, known: Parsed | None) -> tuple[int, Details] | None:
     """Return how many inputs a transaction has, and its details."""
     if known is not None:
-        return len(known.tx.inputs if known.tx.valid else known.tx.collateral), known.details
+        return len(known.tx.collateral if tx.failed else known.tx.inputs), known.details
     entries = details_of(shot, tx.block)
     if not entries or (fields := entries[place][1]) is None:
         return None

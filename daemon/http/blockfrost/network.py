@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from daemon.http.blockfrost.requests import required
+from daemon.turns import Turns
 from feeds.cardano.eras import NETWORKS, Network
 from feeds.cardano.genesis import read_genesis
 from handlers.blocks import last_upto, sums
 from handlers.query import Snapshot
 
 _KEPT_EPOCHS = 2
+_TURN = 10  # blocks that are summed before others get a turn
 _SECURITY = {"mainnet": 2160, "preprod": 2160, "preview": 432}
 
 
@@ -62,7 +64,7 @@ class Chain:
         byron = min(epoch, network.byron_epochs) * network.byron_epoch_slots
         return byron + max(epoch - network.byron_epochs, 0) * network.epoch_slots
 
-    def epoch(self, shot: Snapshot) -> dict[str, Any] | None:
+    async def epoch(self, shot: Snapshot, turns: Turns) -> dict[str, Any] | None:
         """Return the epoch of the tip.
 
         Raises:
@@ -74,7 +76,7 @@ class Chain:
         network, number = self.network, self.network.epoch(tip.slot)
         begin, end = self.first_slot(number), self.first_slot(number + 1)
         first = last_upto(shot, begin - 1) + 1 if begin else 1
-        txs, output, fees = self._sums_from(shot, first)
+        txs, output, fees = await self._sums_from(shot, turns, first)
         return {
             "epoch": number,
             "start_time": network.time(begin),
@@ -88,8 +90,11 @@ class Chain:
             "active_stake": None,
         }
 
-    def _sums_from(self, shot: Snapshot, first: int) -> _Sums:
-        """Return the sums of the blocks from one on; what was summed before is not summed again."""
+    async def _sums_from(self, shot: Snapshot, turns: Turns, first: int) -> _Sums:
+        """Return the sums of the blocks from one on, up to the first one of which something is not known.
+
+        What was summed before is not summed again.
+        """
         key = shot.block(first).hash
         upto, total = first - 1, _Sums(0, 0, 0)
         if (known := self._sums.get(key)) is not None and known[0] <= shot.state.tip:
@@ -97,14 +102,23 @@ class Chain:
             if hash(shot.block(last).hash) == hashed:
                 upto, total = last, summed
         for ordinal in range(upto + 1, shot.state.tip + 1):
+            if None in total:
+                break
             output, fees = sums(shot, ordinal)
             total = _Sums(
                 total.txs + shot.stored.block(ordinal).txs, _both(total.output, output), _both(total.fees, fees)
             )
-        if len(self._sums) >= _KEPT_EPOCHS:
-            self._sums.clear()
-        self._sums[key] = shot.state.tip, hash(shot.block(shot.state.tip).hash), total
+            if ordinal % _TURN == 0:
+                self._keep(shot, key, ordinal, total)
+                await turns.next()
+                shot.check_age()
+        self._keep(shot, key, shot.state.tip, total)
         return total
+
+    def _keep(self, shot: Snapshot, key: bytes, upto: int, total: _Sums) -> None:
+        if key not in self._sums and len(self._sums) >= _KEPT_EPOCHS:
+            self._sums.clear()
+        self._sums[key] = upto, hash(shot.block(upto).hash), total
 
 
 def _both(one: int | None, other: int | None) -> int | None:
