@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import struct
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 
 from feeds.errors import FeedError
 from formats.shards import Shard
 from handlers import wire
-from handlers.events import BlockApplied, GenesisOutputs, Hash32
+from handlers.events import BlockApplied, Details, GenesisOutputs, Hash32, Output
 
 _WHOLE = msgspec.Raw(b"\x90")  # an empty list
 _FIRST = struct.Struct("<Q").unpack_from
@@ -32,7 +31,7 @@ class _Tx(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defaults=Tr
     valid: bool = True
     collateral: list[_OutPoint] = []
     references: msgspec.Raw = _WHOLE
-    collateral_return: Any = None
+    collateral_return: Output | None = None
     coinbase: bool = False
     fee: int | None = None
     size: int | None = None
@@ -42,7 +41,7 @@ class _Tx(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defaults=Tr
     lock_time: int | None = None
     previous: list[msgspec.Raw] | None = None
     datums: list[bytes] = []
-    details: msgspec.Raw | None = None  # the store of a shard does not keep them
+    details: Details | None = None  # the store of a shard does not keep them
     place: int | None = None
     input_places: list[int] | None = None
 
@@ -145,7 +144,7 @@ def _revealed(txs: list[_Tx]) -> dict[int, list[bytes]]:
     for place, tx in enumerate(txs):
         named = {output.datum_hash for output in _names(tx.outputs)}
         if tx.collateral_return is not None:
-            named.add(tx.collateral_return.get("datum_hash"))
+            named.add(tx.collateral_return.datum_hash)
         others = [datum for name, datum in known.items() if name in named and datum not in tx.datums]
         if others:
             datums[place] = [*tx.datums, *others]

@@ -97,7 +97,7 @@ def seal_row(row: Struct) -> bytes:
 
 
 def open_row(kind: type[_T], raw: bytes, what: str) -> _T:
-    """Return a row that is stored.
+    """Return a row that is stored; `LATER` of its kind says how many of the last fields earlier versions did not write.
 
     Raises:
         Damaged: the bytes are not those that were written, or no such row, or fields are missing; `what` names the row.
@@ -107,7 +107,7 @@ def open_row(kind: type[_T], raw: bytes, what: str) -> _T:
         row = msgspec.msgpack.decode(body, type=kind)
     except msgspec.DecodeError as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
-    wanted, written = len(kind.__struct_fields__), _length(body)
+    wanted, written = len(kind.__struct_fields__) - getattr(kind, "LATER", 0), _length(body)
     if written < wanted:  # a default would be a wrong answer
         raise Damaged(f"{what} cannot be read: it has {written} of {wanted} fields")
     return row

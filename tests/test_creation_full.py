@@ -65,10 +65,9 @@ def test_a_retry_continues_at_once_wherever_the_disk_was_full(tmp_path: Path) ->
 
 def test_a_retry_continues_although_the_pending_limit_is_reached(tmp_path: Path) -> None:
     with open_local_store(tmp_path, page=PAGE) as local:
-        wish = msgspec.structs.replace(local.transactions.rules, max_pending_count=1)
-        local.transactions.rules = wish
+        local.transactions.rules = msgspec.structs.replace(local.transactions.rules, max_pending_count=1)
         assert local.chain.tx_blocks
-        local.chain.tx_blocks.evictor._rules = wish
+        local.chain.tx_blocks.evictor._most_count = 1
         with failing(local.disk, Filled(16)):
             assert submit(local)[0] == "store_full"
         record = local.record("large")

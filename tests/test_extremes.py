@@ -15,7 +15,7 @@ from questions import Web
 from scenarios import address, at, digest, output, tx
 
 from daemon import metrics
-from handlers.events import Inbound
+from handlers.events import Details, Inbound
 
 LEAST, MOST = -(2**63), 2**64 - 1  # what both encodings can say
 HIGHEST = 2**32 - 2
@@ -24,6 +24,7 @@ TXS = ("BlockApplied.txs", "TxSubmitted.tx")
 INDEXES = {f"{tx}.{name}" for tx in TXS for name in ("inputs", "collateral", "references")}
 INDEXES |= {"OutputsFrozen.outpoints", "OutputsUnfrozen.outpoints", "OutputReassigned.outpoint"}
 INDEXES |= {"GenesisOutputs.outputs.index"}
+PLACES = {f"{tx}.{name}" for tx in TXS for name in ("place", "input_places")} | {"GenesisOutputs.places"}
 SIGNED = {f"{tx}.{name}" for tx in TXS for name in ("fee", "size", "version", "lock_time", "subtree_index")}
 SIGNED |= {"BlockApplied.time", "BlockApplied.epoch", "BlockApplied.block_id", "TxMined.subtree_index"}
 numbers = count()
@@ -36,6 +37,9 @@ WHOLE = tx(
     references=[at("p", 2)],
     collateral_return=output("back", assets=[[b"p" * 28, b"", 1]]),
     previous=[[1, b""]],
+    place=1,
+    input_places=[1],
+    details=dict.fromkeys(Details.__struct_fields__, 1),
     **dict.fromkeys(("fee", "size", "subtree_index", "version", "lock_time"), 1),
 )
 MESSAGES: list[Message] = [
@@ -60,7 +64,11 @@ MESSAGES: list[Message] = [
     {"type": "TxConflicting", "txids": []},
     {"type": "WinnersDecided", "txids": []},
     {"type": "Rollback", "to": {"slot": 1, "height": 1}},
-    {"type": "GenesisOutputs", "outputs": [{"txid": digest("g"), "index": 1, "output": WHOLE["outputs"][0]}]},
+    {
+        "type": "GenesisOutputs",
+        "outputs": [{"txid": digest("g"), "index": 1, "output": WHOLE["outputs"][0]}],
+        "places": [1],
+    },
     {"type": "Subscribe", "events": [], "from_sequence": 1},
     {"type": "Hello", "network_tip": {"height": 1, "slot": 1}},
 ]
@@ -144,7 +152,7 @@ def bounds(leaf: Leaf) -> tuple[int, int]:
     """Return the bounds that the format on disk allows."""
     if leaf.name in HEIGHTS:  # the indexes by height have 32 bits, and a reserved number
         return 0, HIGHEST
-    if leaf.name in INDEXES and leaf.way[-1] in (1, "index"):  # part of keys
+    if leaf.name in PLACES or (leaf.name in INDEXES and leaf.way[-1] in (1, "index")):  # part of keys
         return 0, 2**32 - 1
     return (LEAST if leaf.name in SIGNED or leaf.way == ("seq",) else 0), MOST  # in a value, as MessagePack holds it
 

@@ -264,7 +264,7 @@ def test_uncaught_exceptions_are_json(module: str, name: str, command: str, fold
         (folder / "run.py").write_text(
             "import sys, daemon.http.supervisor as master\n"
             "own = master.command\n"
-            f"master.command = lambda descriptors: [sys.executable, {str(script)!r}, *own(descriptors)[3:]]\n"
+            f"master.command = lambda *options: [sys.executable, {str(script)!r}, *own(*options)[3:]]\n"
             "from daemon.cli import main\nmain()\n"
         )
         first = folder / "run.py" if module == "http.worker" else script

@@ -55,7 +55,9 @@ OPENING = {  # every command that opens a store, with what else it may be asked
     "verify": ["", "--quick"],
 }
 OTHERS = {
+    "gateway",
     "replica",
+    "split",
     "bench",
     "completion",
     "config",

@@ -25,7 +25,7 @@ from storage.jobs import Job
 from storage.reassigned import Given, Moves
 from storage.rows import open_row, pack, seal_row
 
-FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it has
+FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it must have
     "state": (State([1, 2, 3, 4], 5, 6, 7, 8, 9, 10), 7),
     "block": (Block(1, 2, b"h", 3, 4, 5, 6, 7, 8, 9, header=b"f", era="e", issuer=(b"i", None, None, 1)), 17),
     "runs": (Manifest([Run(1, 2, 3, 4, 5, 6)], [Merge([1], 2, 0, 3)], [7], Count(8, 9, 10, 11)), 4),
@@ -43,7 +43,7 @@ FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it has
 def test_no_field_may_be_missing(name: str) -> None:
     row, size = FULL[name]
     fields: list[Any] = msgspec.msgpack.decode(pack(row))
-    assert len(fields) == size
+    assert len(fields) == len(row.__struct_fields__) >= size
     for count in range(size):
         with pytest.raises(Damaged, match=r"^the row cannot be read: "):
             open_row(type(row), sealed(fields[:count]), "the row")
@@ -81,7 +81,7 @@ def test_what_the_store_reads_is_whole(tmp_path: Path) -> None:
         for table, what, key, read in reads:
             whole = rows(store, table)[key]
             for raw in (
-                sealed(msgspec.msgpack.decode(whole[:-4])[:-1]),
+                sealed(msgspec.msgpack.decode(whole[:-4])[:3]),
                 whole[:-1],
                 whole[:4] + b"\x7f" + whole[5:],
                 b"",

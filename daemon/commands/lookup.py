@@ -61,7 +61,8 @@ def transactions(config: Config, text: str, count: int, order: Order, cursor: st
     with querying(config) as shot:
         found, tip = touching(shot, address, count, order, 1, cursor), shot.tip()
     if as_json:
-        print_json({"tip": tip and to_tip(tip)} | msgspec.structs.asdict(found))
+        shown = {name: getattr(found, name) for name in ("transactions", "next_cursor", "complete_from")}
+        print_json({"tip": tip and to_tip(tip)} | shown)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("height", "slot", "transaction"):

@@ -9,7 +9,7 @@ import secrets
 import zlib
 from collections.abc import Callable
 from struct import Struct as Packed
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -79,6 +79,8 @@ class State(Struct, array_like=True):
 
 class Block(Struct, array_like=True, frozen=True):
     """What is kept of every block."""
+
+    LATER: ClassVar[int] = 2  # last fields, which earlier versions did not write
 
     height: int
     slot: int
