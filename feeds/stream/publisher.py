@@ -55,7 +55,7 @@ class _Sent(Struct):
     sequence: int  # under which it has to be stored
     size: int
     height: int | None
-    taken: int  # the last submission that has its place once this message is stored
+    taken: int  # the submission that has its place once this message is stored, or 0
 
 
 class Publisher:
@@ -169,7 +169,7 @@ class Publisher:
             Interrupted: another feeder has published, or no server answered.
         """
         self._window.clear()
-        self._bytes = 0
+        self._bytes = self._placed = 0
         with unwrapped():
             async with anyio.create_task_group() as both:
                 if self._lease is not None:
@@ -246,7 +246,7 @@ class Publisher:
             if len(parts) > 1:
                 own[PART] = f"{number}/{len(parts)}"
             is_last = number == len(parts)
-            await self._send(part, own, height if is_last else None, self._taken if is_last else 0)
+            await self._send(part, own, height if is_last else None, self._taken if is_last and ORIGIN in more else 0)
 
     async def _send(self, body: bytes, headers: dict[str, str], height: int | None, taken: int) -> None:
         assert self._answers is not None

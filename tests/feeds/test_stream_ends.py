@@ -110,13 +110,18 @@ def test_messages_that_are_no_submissions_are_ignored(tmp_path: Path) -> None:
         async with log.connection.api() as api:
             for wrong in (None, headers | {"Utxod-Part": "1"}, headers | {"Utxod-Until": "soon"}, headers):
                 await api.publish(submissions.subject, b"\xc0", headers=wrong)
+            await api.publish(submissions.subject, b"\x81\xa4type\xabTxSubmitted", headers=headers)
+            await api.publish(
+                submissions.subject, b"\x82\xa4type\xa5Hello\xa6client\xa1x", headers=headers | {"Utxod-Event": "Hello"}
+            )
             of_the_chain = headers | {"Utxod-Event": "BlockApplied"}
             await api.publish(submissions.subject, encode(block(0), "frames")[LENGTH.size :], headers=of_the_chain)
         await submit(submissions, "good")
         assert await taken(submissions, 1) == "good"
         assert [line.partition(" of stream")[0] for line in notices[:3]] == ["message 1", "message 2", "message 3"]
         assert notices[3:] == [
-            f"submission x is not a {kind}: it is ignored" for kind in ("TxSubmitted", "BlockApplied")
+            f"submission x is not a {kind}: it is ignored"
+            for kind in ("TxSubmitted", "TxSubmitted", "Hello", "BlockApplied")
         ]
 
     carry_out(tmp_path, story)
