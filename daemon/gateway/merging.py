@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from math import isqrt
@@ -51,23 +52,24 @@ class Merged(NamedTuple):
     item: bytes
 
 
-class Places:
+class Places(ABC):
     """How cursors of a list continue: those of shards, and the gateway's, which has a place for each shard."""
 
     def __init__(self, count: int) -> None:
         self.of_shards: list[str | None] = [None] * count  # the cursors of the shards with which the list begins
         self.last: Key | None = None  # of the last item on the pages before, as it is ordered
 
+    @abstractmethod
     def learn(self, cut: str) -> None:
         """Learn the fields that the cursors of all shards have in common, from one of them."""
 
+    @abstractmethod
     def after(self, last: Merged) -> str:
         """Return the cursor of a shard that continues after an item of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, last: Mapping[int, Merged]) -> str:
         """Return the gateway's cursor after a page; `last` are the last items of it, by shard."""
-        raise NotImplementedError
 
 
 class _Stream:

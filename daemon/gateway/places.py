@@ -93,6 +93,9 @@ class ChangePlaces(Places):
             _check_count(len(cut.counts), count)
             self.of_shards = [cursors.write(ChangesCut(cut.ordinal, cut.hash, *each)) for each in cut.counts]
 
+    def learn(self, cut: str) -> None:
+        """Learn nothing: the cursor of each shard is kept whole."""
+
     def after(self, last: Merged) -> str:
         """Return the cursor of a shard that continues after an item of it."""
         return cursors.write(ChangesCut(last.key[0], _block_of(last), *_counts(last)))

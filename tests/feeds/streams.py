@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from bitcoin_feeds import BITCOIN, exported, tip_of
@@ -22,24 +22,11 @@ from handlers.events import ChainName
 REGTEST = "UTXOD_BITCOIN_REGTEST"
 
 
-class Feeder:
-    """A feed that follows a node and publishes to a stream."""
+class Publishing:
+    """A command that publishes to a stream, as a process that can be killed and started again."""
 
-    def __init__(self, folder: Path, node: RpcServer, url: str, *more: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = folder / "feeder.log"
-        self._words = [
-            "feed",
-            "bitcoin-rpc",
-            node.url,
-            "--network",
-            "regtest",
-            "--poll",
-            "0.02",
-            "--stream",
-            url,
-            *more,
-        ]
+    def __init__(self, file: Path, *words: str) -> None:
+        self.file, self._words = file, words
         self.start()
 
     def start(self) -> None:
@@ -50,14 +37,42 @@ class Feeder:
         self.process.wait()
 
 
+P = TypeVar("P", bound=Publishing)
+
+
 @contextmanager
-def feeder(folder: Path, node: RpcServer, url: str, *more: str) -> Iterator[Feeder]:
-    made = Feeder(folder, node, url, *more)
+def killed_at_last(made: P) -> Iterator[P]:
     try:
         yield made
     finally:
         made.kill()
         assert "Traceback" not in made.file.read_text(), made.file.read_text()
+
+
+class Feeder(Publishing):
+    """A feed that follows a node."""
+
+    def __init__(self, folder: Path, node: RpcServer, url: str, *more: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(
+            folder / "feeder.log",
+            "feed",
+            "bitcoin-rpc",
+            node.url,
+            "--network",
+            "regtest",
+            "--poll",
+            "0.02",
+            "--stream",
+            url,
+            *more,
+        )
+
+
+@contextmanager
+def feeder(folder: Path, node: RpcServer, url: str, *more: str) -> Iterator[Feeder]:
+    with killed_at_last(Feeder(folder, node, url, *more)) as made:
+        yield made
 
 
 @contextmanager

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 from bitcoin_feeds import BITCOIN, cli
 from bitcoin_rpc_chain import FakeNode
-from bitcoin_rpc_server import LOGIN, RpcServer, serving
+from bitcoin_rpc_server import LOGIN, RpcServer
 from daemons import PATIENCE_S, ROOT, environment, running
 from jetstream import PROGRAM, Server, empty, headers, moves, purge, servers
 from nats.js.errors import NotFoundError
@@ -22,22 +20,7 @@ from patience import until
 from streams import REGTEST, assert_follow, feeder, replicas, root
 from test_bitcoin_block import made_input, made_output, made_tx
 
-
-@pytest.fixture
-def node() -> FakeNode:
-    return FakeNode(30)
-
-
-@pytest.fixture
-def rpc(node: FakeNode) -> Iterator[RpcServer]:
-    with serving(node) as server:
-        yield server
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[Server]:
-    with servers(tmp_path) as (server,):
-        yield server
+pytest_plugins = ["stream_fixtures"]
 
 
 def test_replicas_follow_through_reorganisations_and_kills(

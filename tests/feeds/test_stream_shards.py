@@ -8,44 +8,32 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 from bitcoin_feeds import BITCOIN, cli, exported, tip_of
 from bitcoin_rpc_chain import FakeNode
-from bitcoin_rpc_server import RpcServer, serving
-from daemons import Daemon, background, running
-from jetstream import Server, headers, moves, servers
+from bitcoin_rpc_server import RpcServer
+from daemons import Daemon, running
+from jetstream import Server, headers, moves
 from patience import until
 from questions import Web
-from streams import REGTEST, feeder
+from streams import REGTEST, Publishing, feeder, killed_at_last
+
+pytest_plugins = ["stream_fixtures"]
 
 
-class Splitter:
-    """`utxod split` as a process."""
+class Splitter(Publishing):
+    """`utxod split`."""
 
     def __init__(self, folder: Path, url: str, count: int, *more: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = folder / "split.log"
         config = folder / "split.toml"
         config.write_text('[chain]\nfamily = "bitcoin"\nnetwork = "regtest"\n')
-        self._words = ["split", "--config", str(config), url, "--shards", str(count), *more]
-        self.start()
-
-    def start(self) -> None:
-        self.process = background(self.file, *self._words)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        super().__init__(folder / "split.log", "split", "--config", str(config), url, "--shards", str(count), *more)
 
 
 @contextmanager
 def splitter(folder: Path, url: str, count: int, *more: str) -> Iterator[Splitter]:
-    made = Splitter(folder, url, count, *more)
-    try:
+    with killed_at_last(Splitter(folder, url, count, *more)) as made:
         yield made
-    finally:
-        made.kill()
-        assert "Traceback" not in made.file.read_text(), made.file.read_text()
 
 
 @contextmanager
@@ -59,23 +47,6 @@ def shards(folder: Path, url: str, count: int, **tables: Any) -> Iterator[list[D
             http = {"workers": 1, "listen": f"unix:{place}/http"}
             made.append(daemons.enter_context(running(place, chain=BITCOIN, cluster=cluster, http=http, **tables)))
         yield made
-
-
-@pytest.fixture
-def node() -> FakeNode:
-    return FakeNode(30)
-
-
-@pytest.fixture
-def rpc(node: FakeNode) -> Iterator[RpcServer]:
-    with serving(node) as server:
-        yield server
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[Server]:
-    with servers(tmp_path) as (server,):
-        yield server
 
 
 def assert_joined(made: Sequence[Daemon], node: FakeNode) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from bitcoin_feeds import cli
 from bitcoin_rpc_chain import FakeNode
-from bitcoin_rpc_server import RpcServer, serving
+from bitcoin_rpc_server import RpcServer
 from daemons import Client, Daemon, Message, error
 from jetstream import Server, headers, servers
 from patience import until
@@ -20,24 +18,9 @@ from scenarios import digest
 from streams import REGTEST, assert_follow, feeder, replicas, root
 from tx_messages import done, message_about, on_outputs, refused, spending
 
+pytest_plugins = ["stream_fixtures"]
+
 MMR = {"store": "mmr"}
-
-
-@pytest.fixture
-def node() -> FakeNode:
-    return FakeNode(30)
-
-
-@pytest.fixture
-def rpc(node: FakeNode) -> Iterator[RpcServer]:
-    with serving(node) as server:
-        yield server
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[Server]:
-    with servers(tmp_path) as (server,):
-        yield server
 
 
 def coins(node: FakeNode) -> list[list[Any]]:
